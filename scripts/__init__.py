@@ -1,0 +1,1 @@
+"""Commands for a terminal. Thin: what a module should hold is in models/, train/ or eval/."""
