@@ -1,0 +1,169 @@
+"""The contract of draft heads: trained modules that read the target's hidden states and propose further tokens.
+
+Head k at position t reads the hidden state h_t and, for kinds that want them, the tokens x_{t+1} .. x_{t+k}; it predicts
+token t + 1 + k (k = 1..K). Its output is a *state* of the target's width, from which an output head makes logits.
+Frozen parts (embeddings, output head) are the target's own, held by reference: they are never saved and never trained.
+
+Shape suffixes: B batch, T time, K draft, V vocabulary, D draft vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.target import Target
+
+
+@dataclass
+class HeadOptions:
+    """Hyper-parameters that a checkpoint carries.
+
+    kind: medusa, hydra or mtp. num_draft_tokens: K at training time. num_layers: residual blocks a head (medusa), hidden
+    layers of the MLP (hydra), transformer layers (mtp). own_output_head: train output heads of their own, started from the
+    target's, instead of the target's frozen one. draft_vocab_size: most frequent training tokens that a head may draft;
+    0 is the whole vocabulary.
+    """
+
+    kind: str = "mtp"
+    num_draft_tokens: int = 4
+    num_layers: int = 1
+    own_output_head: bool = False
+    draft_vocab_size: int = 0
+
+
+@dataclass
+class HeadState:
+    """What a head remembers of a batch while it drafts; kinds add their own fields. step: drafted so far in this block."""
+
+    step: int
+
+
+class DraftHead(nn.Module, ABC):
+    """Base of all kinds. Parameters are float32 until `.to(dtype)`; only they appear in the state dict."""
+
+    kind: ClassVar[str]
+    recursive: ClassVar[bool]
+
+    def __init__(self, target: Target, options: HeadOptions, draft_vocab: Tensor | None = None) -> None:
+        """draft_vocab: sorted ids [D] of the reduced vocabulary, or None for all."""
+        super().__init__()
+        if options.num_draft_tokens < 1 or options.num_layers < 1:
+            raise ValueError(
+                f"heads.num_draft_tokens={options.num_draft_tokens} and heads.num_layers={options.num_layers} must be at least 1"
+            )
+        self.options = options
+        self.num_draft_tokens = options.num_draft_tokens
+        self.hidden_size = target.hidden_size
+        self.vocab_size = target.vocab_size
+        self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
+        self.target = _Unregistered(target)
+        self.output_heads = nn.ParameterList()
+        # Detached: a Parameter set as an attribute would be registered, trained and saved.
+        weight, bias = target.output_head.weight.detach(), target.output_head.bias
+        if self.draft_vocab is not None:
+            weight, bias = weight[self.draft_vocab], bias if bias is None else bias[self.draft_vocab]
+        self._frozen_bias = None if bias is None else bias.detach()
+        if options.own_output_head:
+            copies = 1 if self.recursive else options.num_draft_tokens
+            self.output_heads.extend(nn.Parameter(weight.float().clone()) for _ in range(copies))
+        self._frozen_weight = weight
+
+    # Training
+
+    @abstractmethod
+    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor) -> Tensor:
+        """Teacher-forced states [K, B, T, H]: entry [k-1, b, t] predicts token t + 1 + k of row b.
+
+        Rows are left-aligned, right padding is allowed and changes nothing before it. The last k states of a row have
+        no label; what they hold is unspecified.
+        """
+
+    def output_weight(self, step: int) -> Tensor:
+        """Weight [V or D, H] that turns a state of step 1..K into logits; requires grad only if it is the head's own."""
+        if not self.output_heads:
+            return self._frozen_weight
+        return self.output_heads[0 if self.recursive else step - 1]
+
+    def logits(self, states: Tensor, step: int) -> Tensor:
+        """States [..., H] of one step -> logits [..., V or D], float32, with the target's own scaling and capping."""
+        weight = self.output_weight(step)
+        bias = None if self._frozen_bias is None else self._frozen_bias.to(weight.dtype)
+        return self.target.get.finish_logits(F.linear(states.to(weight.dtype), weight, bias)).float()
+
+    # Drafting
+
+    @abstractmethod
+    def start(self, batch_size: int) -> Any:
+        """A fresh drafting state (a `HeadState`) for so many rows."""
+
+    @abstractmethod
+    def absorb(self, state: Any, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        """Take in verified context: of row b, the first counts[b] pairs (h_i, x_{i+1}), the rest being right padding.
+
+        The last pair's token is the root: emitted, not yet seen by the target. What was drafted before is forgotten.
+        """
+
+    @abstractmethod
+    def draft_state(self, state: Any, tokens_B: Tensor | None) -> Tensor:
+        """Head state [B, H] of draft step `state.step`; tokens_B is None at step 1, afterwards what step - 1 drafted."""
+
+    @abstractmethod
+    def select_rows(self, state: Any, rows: Sequence[int]) -> None:
+        """Keep these rows of the drafting state, in this order. Call between blocks."""
+
+    @abstractmethod
+    def extend(self, state: Any, other: Any) -> None:
+        """Append other's rows. Call between blocks."""
+
+    @torch.no_grad()
+    def draft_logits(self, state: HeadState, tokens_B: Tensor | None) -> Tensor:
+        """The block's next draft step: logits [B, V], float32; -inf outside the draft vocabulary.
+
+        tokens_B: None starts a block, else what the last step drafted. ValueError past what the head was trained for.
+        """
+        state.step = 1 if tokens_B is None else state.step + 1
+        if state.step > self.num_draft_tokens and not self.recursive:
+            raise ValueError(
+                f"{self.kind} heads were trained for {self.num_draft_tokens} draft tokens and cannot give {state.step}; "
+                "choose a smaller number of draft tokens, or heads=mtp, which may be used longer than it was trained"
+            )
+        return self.widen(self.logits(self.draft_state(state, tokens_B), state.step))
+
+    def widen(self, logits: Tensor) -> Tensor:
+        """Logits over the draft vocabulary [..., D] -> over the whole [..., V]."""
+        if self.draft_vocab is None:
+            return logits
+        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), float("-inf"))
+        wide[..., self.draft_vocab] = logits
+        return wide
+
+    def trainable_dtype(self) -> torch.dtype:
+        """The dtype of the head's own parameters."""
+        return next(self.parameters()).dtype
+
+
+class _Unregistered:
+    """Holds the target so that nn.Module neither registers, moves nor saves it."""
+
+    def __init__(self, target: Target) -> None:
+        self.get = target
+
+
+def shift_left(ids_BT: Tensor, steps: int) -> Tensor:
+    """Column t gets token t + steps; columns past the end get token 0 (they carry no label)."""
+    return F.pad(ids_BT[:, steps:], (0, min(steps, ids_BT.shape[1])))
+
+
+def last_kept(hidden_BTH: Tensor, counts: Sequence[int]) -> Tensor:
+    """Row b's entry counts[b] - 1: [B, T, H] -> [B, H]."""
+    if len(counts) == 1:
+        return hidden_BTH[:, counts[0] - 1]
+    last_B = torch.tensor(counts, device=hidden_BTH.device) - 1
+    return hidden_BTH[torch.arange(len(counts), device=hidden_BTH.device), last_B]

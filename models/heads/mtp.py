@@ -1,0 +1,153 @@
+"""The recursive MTP head: one transformer layer that is applied once a drafted token.
+
+DeepSeek-V3 (arXiv 2412.19437, eq. 21-23): normalise the previous state and the next token's embedding, concatenate,
+project, run one layer, normalise, use the target's output head. One set of weights serves every step, as in FastMTP
+(arXiv 2509.18362). The layer is a copy of the target's last one, whatever its family.
+
+Step 1 at position t reads (h_t, x_{t+1}); step k reads (state of step k - 1, x_{t+k}). Attention, and this is a deviation
+from DeepSeek-V3 taken from EAGLE-3's training (arXiv 2503.01840, section 3.2): step k sees the step-1 entries of positions
+<= t and its own draft's entries of steps 2..k, which is exactly what a single cache holds while decoding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from models.decoding.cache import RaggedCache
+from models.heads.base import DraftHead, HeadOptions, HeadState, last_kept, shift_left
+from models.target import Target
+
+
+@dataclass
+class MTPState(HeadState):
+    """One cache entry a verified position and one a drafted token; the state [B, H] after the root and after the last step."""
+
+    cache: RaggedCache
+    root_state_BH: Tensor
+    state_BH: Tensor
+    num_drafted_entries: int = 0
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a gain, started at one."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class MTPHead(DraftHead):
+    """norm both, concatenate [state; embedding], project, layer(s), norm."""
+
+    kind = "mtp"
+    recursive = True
+
+    def __init__(self, target: Target, options: HeadOptions, draft_vocab: Tensor | None = None) -> None:
+        super().__init__(target, options, draft_vocab)
+        eps = getattr(target.config, "rms_norm_eps", 1e-6)
+        size = self.hidden_size
+        available = len(target.layers())
+        if options.num_layers > available:
+            raise ValueError(f"heads.num_layers={options.num_layers}: the target has only {available} layers to start from")
+        self.norm_state = RMSNorm(size, eps)
+        self.norm_embedding = RMSNorm(size, eps)
+        self.project = nn.Linear(2 * size, size, bias=False)
+        with torch.no_grad():
+            # Both halves pass through at first: the layer's input is the sum of what it knows and what comes next.
+            self.project.weight.copy_(torch.cat([torch.eye(size), torch.eye(size)], dim=1))
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for layer in target.layers()[available - options.num_layers :])
+        for index, layer in enumerate(self.layers):
+            layer.self_attn.layer_idx = index
+        self.norm_out = copy.deepcopy(target.decoder.norm)
+        self.float().requires_grad_(True).to(target.device)
+
+    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor) -> Tensor:
+        length = hidden_BTH.shape[1]
+        cache = DynamicCache()
+        state = hidden_BTH.to(self.trainable_dtype())
+        start_T = torch.arange(length, device=hidden_BTH.device)
+        states = []
+        for step in range(1, self.num_draft_tokens + 1):
+            mask = _step_mask(start_T, step, state.dtype)
+            state = self._run(state, shift_left(input_ids_BT, step), start_T[None] + step - 1, mask, cache)
+            states.append(state)
+        return torch.stack(states)
+
+    def _run(
+        self, state_BTH: Tensor, ids_BT: Tensor, positions_BT: Tensor, mask: Tensor | None, cache: DynamicCache | RaggedCache
+    ) -> Tensor:
+        """One step of the recursion for every position given: [B, T, H] -> [B, T, H]; appends T entries to the cache."""
+        target = self.target.get
+        embedding = target.embed(ids_BT).to(state_BTH.dtype)
+        x = self.project(torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding)], dim=-1))
+        rotary = target.rotary(x, positions_BT)
+        for layer in self.layers:
+            x = layer(x, attention_mask=mask, position_ids=positions_BT, cache=cache, position_embeddings=rotary)
+        return self.norm_out(x)
+
+    def start(self, batch_size: int) -> MTPState:
+        target = self.target.get
+        types = ["full_attention"] * len(self.layers)
+        cache = RaggedCache(target.config, batch_size, target.device, self.trainable_dtype(), layer_types=types)
+        zeros_BH = torch.zeros(batch_size, self.hidden_size, device=target.device)
+        return MTPState(0, cache, zeros_BH, zeros_BH)
+
+    @torch.no_grad()
+    def absorb(self, state: MTPState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        self._forget_draft(state)
+        hidden_BTH = hidden_BTH.to(self.trainable_dtype())
+        out_BTH = self._append(state, hidden_BTH, next_tokens_BT)
+        state.cache.advance(counts)
+        state.root_state_BH = last_kept(out_BTH, counts)
+
+    @torch.no_grad()
+    def draft_state(self, state: MTPState, tokens_B: Tensor | None) -> Tensor:
+        if tokens_B is None:
+            self._forget_draft(state)
+            state.state_BH = state.root_state_BH
+        else:
+            state.state_BH = self._append(state, state.state_BH[:, None], tokens_B[:, None])[:, 0]
+            state.cache.advance([1] * state.cache.batch_size)
+            state.num_drafted_entries += 1
+        return state.state_BH
+
+    def select_rows(self, state: MTPState, rows: Sequence[int]) -> None:
+        self._forget_draft(state)
+        state.cache.select_rows(rows)
+        state.root_state_BH = state.root_state_BH[list(rows)]
+
+    def extend(self, state: MTPState, other: MTPState) -> None:
+        self._forget_draft(state)
+        self._forget_draft(other)
+        state.cache.extend(other.cache)
+        state.root_state_BH = torch.cat([state.root_state_BH, other.root_state_BH])
+
+    def _append(self, state: MTPState, states_BTH: Tensor, ids_BT: Tensor) -> Tensor:
+        num_new = ids_BT.shape[1]
+        mask = state.cache.attention_masks(num_new)
+        return self._run(states_BTH, ids_BT, state.cache.positions(num_new), mask, state.cache)  # type: ignore[arg-type]
+
+    def _forget_draft(self, state: MTPState) -> None:
+        if state.num_drafted_entries:
+            state.cache.rollback([state.num_drafted_entries] * state.cache.batch_size)
+            state.num_drafted_entries = 0
+
+
+def _step_mask(positions_T: Tensor, step: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [1, 1, T, step * T]: causal over step 1's entries, the diagonal over those of steps 2..step."""
+    causal = positions_T[None, :] <= positions_T[:, None]
+    diagonal = positions_T[None, :] == positions_T[:, None]
+    visible = torch.cat([causal, *[diagonal] * (step - 1)], dim=1)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=positions_T.device)
+    return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
