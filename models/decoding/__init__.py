@@ -1,0 +1,1 @@
+"""Speculative decoding: draft, verify, roll back, and the measurements of it."""

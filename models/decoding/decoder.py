@@ -1,0 +1,279 @@
+"""The loop: prefill, draft, one target pass, verdict, roll back, stop, count; for a batch of ragged rows.
+
+Between passes the cache holds all tokens of a row but the last emitted one, its root. A block drafts d_1 .. d_K, runs
+the target once over [root, d_1 .. d_K], keeps n drafted tokens and one token more, and keeps n + 1 entries of the
+cache. Without a drafter K = 0, and the same loop is plain decoding.
+
+Rows are independent: a row's tokens depend on its prompt, the params and its own random stream, never on its
+neighbours.
+
+Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.decoding.cache import RaggedCache
+from models.decoding.counters import Timings
+from models.decoding.drafters.base import Drafter
+from models.decoding.rows import DecodeResult, GenerationParams, Row
+from models.decoding.sampling import sample_from, transform_logits
+from models.decoding.verification import Verdict, verify_greedy, verify_tokens
+from models.target import Target
+
+# (index of the prompt, tokens emitted by a block, whether each was drafted and accepted)
+OnTokens = Callable[[int, list[int], list[bool]], None]
+
+
+@dataclass
+class _Batch:
+    """Rows that decode together, with the state that belongs to them, in the same order."""
+
+    rows: list[Row]
+    cache: RaggedCache
+    draft_state: Any  # the drafter's own; None without a drafter
+
+
+class Decoder:
+    """Decodes with a target and, where there is one, a drafter. Lossless: the output has the target's own law.
+
+    `timings` tells where the last `generate` spent its time.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter | None = None, num_draft_tokens: int = 0) -> None:
+        """`num_draft_tokens` is K, the longest block; 0 exactly when there is no drafter.
+
+        Raises ValueError where drafter and K, or drafter and target, do not fit.
+        """
+        if drafter is None and num_draft_tokens != 0:
+            raise ValueError(f"num_draft_tokens={num_draft_tokens} without a drafter: must be 0.")
+        if drafter is not None:
+            longest = drafter.max_draft_tokens
+            if num_draft_tokens < 1 or (longest is not None and num_draft_tokens > longest):
+                allowed = "at least 1" if longest is None else f"1 to {longest} with this drafter"
+                raise ValueError(
+                    f"num_draft_tokens={num_draft_tokens}: must be {allowed}; for plain decoding leave out the drafter."
+                )
+            if drafter.vocab_size != target.vocab_size:
+                raise ValueError(
+                    f"the drafter's vocabulary has {drafter.vocab_size} tokens, that of target {target.name!r} "
+                    f"{target.vocab_size}: use a drafter made for this target."
+                )
+        self.target = target
+        self.drafter = drafter
+        self.num_draft_tokens = num_draft_tokens
+        self.context_length: int | None = getattr(target.config, "max_position_embeddings", None)
+        self.timings = Timings()
+        RaggedCache(target.config, batch_size=0)  # refuses a target that cannot roll back, before any work
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: GenerationParams | None = None,
+        max_batch_size: int | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> list[DecodeResult]:
+        """Decode all prompts (token ids), at most max_batch_size (default: all) at a time; results in their order.
+
+        A row that ends makes room for a waiting prompt. A sequence that fills the target's context ends with reason
+        "length". `on_tokens` hears of each row's new tokens block by block; they add up to the result's tokens. Raises
+        ValueError for an empty prompt, one that leaves no room in the context, or a token id out of range.
+        """
+        params = params or GenerationParams()
+        max_batch_size = len(prompts) if max_batch_size is None else max_batch_size
+        if prompts and max_batch_size < 1:
+            raise ValueError(f"max_batch_size={max_batch_size}: must be at least 1.")
+        waiting = deque(self._make_row(index, prompt, params) for index, prompt in enumerate(prompts))
+        results: list[DecodeResult | None] = [None] * len(prompts)
+        self.timings = Timings()
+        batch: _Batch | None = None
+        while waiting or batch is not None:
+            num_free = max_batch_size - (len(batch.rows) if batch else 0)
+            # A prefill holds up the running rows, so room is filled a few prompts at a time.
+            if waiting and num_free >= min(len(waiting), max(1, max_batch_size // 4)):
+                admitted = [waiting.popleft() for _ in range(min(num_free, len(waiting)))]
+                touched, joined = admitted, self._prefill(admitted, params, on_tokens)
+                batch = self._merge(batch, joined)
+            else:
+                assert batch is not None
+                touched, batch = list(batch.rows), self._decode_block(batch, params, on_tokens)
+            for row in touched:
+                if row.is_finished:
+                    results[row.index] = row.result()
+        return [result for result in results if result is not None]
+
+    def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
+        if not prompt:
+            raise ValueError(f"prompt {index} is empty: give at least one token, such as the tokenizer's BOS.")
+        if min(prompt) < 0 or max(prompt) >= self.target.vocab_size:
+            raise ValueError(
+                f"prompt {index} has token id {min(prompt) if min(prompt) < 0 else max(prompt)}: ids of target "
+                f"{self.target.name!r} are 0 to {self.target.vocab_size - 1}."
+            )
+        limit = params.max_new_tokens
+        if self.context_length is not None:
+            if len(prompt) >= self.context_length:
+                raise ValueError(
+                    f"prompt {index} has {len(prompt)} tokens: the context of target {self.target.name!r} is "
+                    f"{self.context_length}, so at most {self.context_length - 1} leave room for an answer. Shorten it."
+                )
+            limit = min(limit, self.context_length - len(prompt))
+        eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
+        return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer)
+
+    def _prefill(self, rows: list[Row], params: GenerationParams, on_tokens: OnTokens | None) -> _Batch | None:
+        """Run the target over the prompts and emit each row's first token."""
+        started = time.perf_counter()
+        device = self.target.device
+        lengths = [len(row.prompt) for row in rows]
+        ids_BT = _pad([row.prompt for row in rows], device)
+        cache = RaggedCache(self.target.config, len(rows), device, self.target.dtype)
+        hidden_BTH = self._target_pass(ids_BT, cache)
+        cache.advance(lengths)
+        last_B = torch.tensor(lengths, device=device) - 1
+        rows_B = torch.arange(len(rows), device=device)
+        logits_BV = self.target.logits(hidden_BTH[rows_B, last_B])
+        if params.sampling.is_greedy:
+            first_B = logits_BV.argmax(dim=-1)
+        else:
+            uniform_B = torch.cat([row.uniforms(1) for row in rows]).to(device)
+            first_B = sample_from(transform_logits(logits_BV, params.sampling), uniform_B)
+        for row, token in zip(rows, first_B.tolist(), strict=True):
+            _report(row, row.emit_first(token), on_tokens)
+        self.timings.prefill_s += time.perf_counter() - started
+        self.timings.prefills += 1
+
+        batch = _Batch(list(rows), cache, self.drafter.start([row.prompt for row in rows]) if self.drafter else None)
+        next_tokens_BT = ids_BT.roll(-1, dims=1)
+        next_tokens_BT[rows_B, last_B] = first_B
+        return self._go_on(batch, hidden_BTH, next_tokens_BT, lengths)
+
+    def _decode_block(self, batch: _Batch, params: GenerationParams, on_tokens: OnTokens | None) -> _Batch | None:
+        """Draft, verify and emit one block for every row."""
+        rows, device = batch.rows, self.target.device
+        clock = time.perf_counter()
+        # A block emits one token more than it keeps of the draft: no row drafts what it could not emit.
+        num_drafted = [min(self.num_draft_tokens, row.remaining - 1) for row in rows]
+        width = max(num_drafted)
+        uniforms_BU = None
+        if not params.sampling.is_greedy:
+            # Always the same number per block, so that a row's stream does not depend on its neighbours.
+            uniforms_BU = torch.stack([row.uniforms(2 * self.num_draft_tokens + 1) for row in rows]).to(device)
+        input_BT = torch.tensor([row.tokens[-1:] for row in rows], device=device)
+        draft_probs_BKV = None
+        if width > 0:
+            assert self.drafter is not None
+            draft_uniforms_BK = None if uniforms_BU is None else uniforms_BU[:, :width]
+            draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK)
+            draft_probs_BKV = draft.probs_BKV
+            if draft.counts is not None:
+                num_drafted = [min(pair) for pair in zip(num_drafted, draft.counts, strict=True)]
+            input_BT = torch.cat([input_BT, draft.tokens_BK], dim=1)
+        clock = self._book("draft_s", clock)
+
+        hidden_BTH = self._target_pass(input_BT, batch.cache)
+        logits_BTV = self.target.logits(hidden_BTH)
+        self.timings.target_passes += 1
+        clock = self._book("target_s", clock)
+
+        drafted_BK = input_BT[:, 1:]
+        verdict = self._verify(logits_BTV, draft_probs_BKV, drafted_BK, num_drafted, uniforms_BU, params)
+        counts, next_tokens = torch.stack([verdict.num_accepted_B, verdict.next_token_B]).tolist()
+        drafted = drafted_BK.tolist()
+        for b, row in enumerate(rows):
+            _report(row, row.emit_block(drafted[b][: num_drafted[b]], counts[b], next_tokens[b]), on_tokens)
+        kept = [count + 1 for count in counts]
+        batch.cache.advance(kept)
+        next_tokens_BT = input_BT.roll(-1, dims=1)
+        next_tokens_BT.scatter_(1, verdict.num_accepted_B[:, None], verdict.next_token_B[:, None])
+        self._book("verify_s", clock)
+        return self._go_on(batch, hidden_BTH, next_tokens_BT, kept)
+
+    def _verify(
+        self,
+        logits_BTV: Tensor,
+        draft_probs_BKV: Tensor | None,
+        drafted_BK: Tensor,
+        num_drafted: list[int],
+        uniforms_BU: Tensor | None,
+        params: GenerationParams,
+    ) -> Verdict:
+        num_drafted_B = torch.tensor(num_drafted, device=drafted_BK.device)
+        if uniforms_BU is None:
+            return verify_greedy(logits_BTV.argmax(dim=-1), drafted_BK, num_drafted_B)
+        target_probs_BTV = transform_logits(logits_BTV, params.sampling)
+        first = self.num_draft_tokens
+        uniforms_BK = uniforms_BU[:, first : first + drafted_BK.shape[1]]
+        return verify_tokens(
+            target_probs_BTV, draft_probs_BKV, drafted_BK, num_drafted_B, uniforms_BK, uniforms_BU[:, -1]
+        )
+
+    def _target_pass(self, ids_BT: Tensor, cache: RaggedCache) -> Tensor:
+        """Last hidden states [B, T, H] of the new tokens; the cache gets their entries, but not yet the lengths."""
+        num_new = ids_BT.shape[1]
+        positions_BT = cache.positions(num_new)
+        if self.context_length is not None and cache.longest + num_new > self.context_length:
+            # Only padding stands there, but a table of learned positions ends at the context's length.
+            positions_BT = positions_BT.clamp(max=self.context_length - 1)
+        return self.target.hidden(ids_BT, cache.attention_masks(num_new), positions_BT, cache)
+
+    def _go_on(self, batch: _Batch, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: list[int]) -> _Batch | None:
+        """Drop the rows that have ended, and let the drafter take in the pass for those that go on."""
+        kept = _fill_holes([row.is_finished for row in batch.rows])
+        if not kept:
+            return None
+        if kept != list(range(len(batch.rows))):
+            batch.rows = [batch.rows[row] for row in kept]
+            batch.cache.select_rows(kept)
+            index_B = torch.tensor(kept, device=hidden_BTH.device)
+            hidden_BTH, next_tokens_BT = hidden_BTH[index_B], next_tokens_BT[index_B]
+            counts = [counts[row] for row in kept]
+            if self.drafter is not None:
+                self.drafter.select_rows(batch.draft_state, kept)
+        if self.drafter is not None:
+            clock = time.perf_counter()
+            longest = max(counts)
+            self.drafter.absorb(batch.draft_state, hidden_BTH[:, :longest], next_tokens_BT[:, :longest], counts)
+            self._book("draft_s", clock)
+        return batch
+
+    def _merge(self, batch: _Batch | None, joined: _Batch | None) -> _Batch | None:
+        if batch is None or joined is None:
+            return joined or batch
+        batch.rows += joined.rows
+        batch.cache.extend(joined.cache)
+        if self.drafter is not None:
+            self.drafter.extend(batch.draft_state, joined.draft_state)
+        return batch
+
+    def _book(self, part: str, since: float) -> float:
+        """Add the time since then to a part of the timings; returns now."""
+        now = time.perf_counter()
+        setattr(self.timings, part, getattr(self.timings, part) + now - since)
+        return now
+
+
+def _report(row: Row, num_emitted: int, on_tokens: OnTokens | None) -> None:
+    if on_tokens is not None:
+        on_tokens(row.index, row.tokens[-num_emitted:], row.accepted[-num_emitted:])
+
+
+def _pad(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Token ids [B, T], padded with 0 on the right, where nothing real ever looks."""
+    longest = max(len(prompt) for prompt in prompts)
+    return torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
+
+
+def _fill_holes(finished: Sequence[bool]) -> list[int]:
+    """Rows that go on, in an order that moves few of them: each hole is filled from the end."""
+    kept = [row for row, is_finished in enumerate(finished) if not is_finished]
+    num_kept = len(kept)
+    from_end = [row for row in kept if row >= num_kept]
+    return [row if not finished[row] else from_end.pop() for row in range(num_kept)]

@@ -1,0 +1,62 @@
+"""What the decoder asks of a source of drafted tokens.
+
+A drafter is stateless between batches: what it remembers of the rows lives in a state of its own, which the decoder
+keeps beside its batch and hands back. Rows join (`extend`) and leave (`select_rows`) while others go on.
+
+Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from models.decoding.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens, and what they were drawn from."""
+
+    tokens_BK: Tensor  # int64
+    # q, after the sampling transforms: exactly what the tokens were drawn from. None: one-hot (greedy, or a drafter
+    # without a distribution).
+    probs_BKV: Tensor | None = None
+    # How many of a row's tokens count, for a drafter that may have less to say; None: all.
+    counts: Sequence[int] | None = None
+
+
+class Drafter(Protocol):
+    """A source of drafted tokens."""
+
+    vocab_size: int  # must be the target's
+    max_draft_tokens: int | None  # longest block it can propose; None: any
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Any:
+        """State of a new batch with these prompts. The first `absorb` covers them."""
+        ...
+
+    def absorb(self, state: Any, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        """Take in what the target's last pass settled.
+
+        The first counts[b] entries of row b are pairs (target's last hidden state at a position, token that follows
+        it); behind them is padding. The last of these tokens is the root: emitted, and not yet seen by the target.
+        """
+        ...
+
+    def propose(self, state: Any, num_draft_tokens: int, params: SamplingParams, uniforms_BK: Tensor | None) -> Draft:
+        """Draft num_draft_tokens >= 1 tokens that follow the root.
+
+        Tokens are drawn with `sampling.sample_from` and uniforms_BK, float64 in [0, 1), from
+        `sampling.transform_logits` of the drafter's logits; uniforms_BK is None when params are greedy.
+        """
+        ...
+
+    def select_rows(self, state: Any, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        ...
+
+    def extend(self, state: Any, other: Any) -> None:
+        """Append the rows of another state."""
+        ...

@@ -1,0 +1,53 @@
+"""Drafting with trained heads on the target's hidden states, whatever their kind."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.decoding.drafters.base import Draft
+from models.decoding.sampling import SamplingParams, sample_from, transform_logits
+from models.heads.base import DraftHead, HeadState
+
+
+class HeadsDrafter:
+    """A `DraftHead` as a drafter: its logits go through the target's sampling transforms, place by place."""
+
+    def __init__(self, head: DraftHead, vocab_size: int) -> None:
+        """`vocab_size` is the width of the head's logits."""
+        self.head = head
+        self.vocab_size = vocab_size
+        self.max_draft_tokens: int | None = None if head.recursive else head.num_draft_tokens
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> HeadState:
+        """See `Drafter.start`."""
+        return self.head.start(len(prompts))
+
+    @torch.no_grad()
+    def absorb(self, state: HeadState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        """See `Drafter.absorb`."""
+        self.head.absorb(state, hidden_BTH, next_tokens_BT, counts)
+
+    @torch.no_grad()
+    def propose(
+        self, state: HeadState, num_draft_tokens: int, params: SamplingParams, uniforms_BK: Tensor | None
+    ) -> Draft:
+        """See `Drafter.propose`."""
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for place in range(num_draft_tokens):
+            logits_BV = self.head.draft_logits(state, tokens[-1] if tokens else None)
+            if uniforms_BK is None:
+                tokens.append(logits_BV.argmax(dim=-1))
+            else:
+                probs.append(transform_logits(logits_BV, params))
+                tokens.append(sample_from(probs[-1], uniforms_BK[:, place]))
+        return Draft(torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None)
+
+    def select_rows(self, state: HeadState, rows: Sequence[int]) -> None:
+        """See `Drafter.select_rows`."""
+        self.head.select_rows(state, rows)
+
+    def extend(self, state: HeadState, other: HeadState) -> None:
+        """See `Drafter.extend`."""
+        self.head.extend(state, other)

@@ -1,0 +1,82 @@
+"""Logits -> probabilities: the one place where temperature, top-k, top-p and min-p live.
+
+Target and drafter both come through `transform_logits`, so that p and q are what tokens are really drawn from. Sampling
+itself (`sample_from`) takes its uniform number as an argument: whoever owns the random stream owns the randomness.
+
+Shape suffixes: V vocabulary; leading dimensions are free.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch their filter off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or a positive number.")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k}: must be 0 (off) or the number of tokens to keep.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p={self.top_p}: must be in (0, 1]; 1 switches it off.")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p={self.min_p}: must be in [0, 1]; 0 switches it off.")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def transform_logits(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Probabilities float32 [..., V] (float64 for float64 logits) that a token is drawn from.
+
+    Greedy: one-hot at the first maximum. Otherwise temperature, top-k, top-p, min-p, in this order and with the ties
+    that transformers' logits warpers keep: all tokens equal to the k-th stay, and at the edge of the nucleus the higher
+    ids do.
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if params.is_greedy:
+        best = scores.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(scores).scatter_(-1, best, 1.0)
+    if params.temperature != 1.0:
+        scores = scores / params.temperature
+    if params.top_k:
+        kth = torch.topk(scores, min(params.top_k, scores.shape[-1])).values[..., -1:]
+        scores = scores.masked_fill(scores < kth, -torch.inf)
+    if params.top_p < 1.0:
+        scores = _keep_nucleus(scores, params.top_p)
+    if params.min_p > 0.0:
+        probs = scores.softmax(dim=-1)
+        scores = scores.masked_fill(probs < params.min_p * probs.amax(dim=-1, keepdim=True), -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Mask out the least likely tokens that together have at most 1 - top_p; the most likely one always stays."""
+    ascending, order = torch.sort(scores, dim=-1)
+    drop_sorted = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - top_p
+    drop_sorted[..., -1] = False
+    return scores.masked_fill(torch.zeros_like(drop_sorted).scatter_(-1, order, drop_sorted), -torch.inf)
+
+
+def sample_from(probs: Tensor, uniform: Tensor) -> Tensor:
+    """The token [...] at which the cumulated probabilities [..., V] first exceed `uniform` [...], a number in [0, 1).
+
+    Inverse CDF in float64; the weights need not sum to one. Strict, so that a token of probability zero is never drawn.
+    """
+    weights = probs.double()
+    cumulated = weights.cumsum(dim=-1)
+    total = cumulated[..., -1:]
+    # uniform * total may round up to total, which nothing exceeds.
+    threshold = torch.minimum(uniform.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    eligible = (cumulated > threshold) & (weights > 0)
+    return eligible.to(torch.uint8).argmax(dim=-1)
