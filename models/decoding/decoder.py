@@ -29,6 +29,8 @@ from models.target import Target
 
 # (index of the prompt, tokens emitted by a block, whether each was drafted and accepted)
 OnTokens = Callable[[int, list[int], list[bool]], None]
+# (index of the prompt, its result), as soon as it has ended
+OnDone = Callable[[int, DecodeResult], None]
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Decoder:
         params: GenerationParams | None = None,
         max_batch_size: int | None = None,
         on_tokens: OnTokens | None = None,
+        on_done: OnDone | None = None,
     ) -> list[DecodeResult]:
         """Decode all prompts (token ids), at most max_batch_size (default: all) at a time; results in their order.
 
@@ -106,7 +109,9 @@ class Decoder:
                 touched, batch = list(batch.rows), self._decode_block(batch, params, on_tokens)
             for row in touched:
                 if row.is_finished:
-                    results[row.index] = row.result()
+                    results[row.index] = result = row.result()
+                    if on_done is not None:
+                        on_done(row.index, result)
         return [result for result in results if result is not None]
 
     def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
