@@ -31,7 +31,8 @@ step() {
 
 report_failed_step() {
     local status=$?
-    if [ "$status" -ne 0 ] && [ -n "${STEP:-}" ]; then
+    # 130: stopped by Ctrl-C, which is no failure.
+    if [ "$status" -ne 0 ] && [ "$status" -ne 130 ] && [ -n "${STEP:-}" ]; then
         printf '\n== %s: FAILED after %d s (exit status %d)\n' "$STEP" $((SECONDS - STEP_STARTED)) "$status" >&2
     fi
 }
@@ -102,16 +103,17 @@ install() {
 }
 
 setup_env() {
-    local extra=$1 fingerprint
+    local extra=$1 fingerprint stamp
     make_environment
+    stamp=$ENVIRONMENT/foretoken-installed
     fingerprint=$({ cat pyproject.toml constraints.txt; printf '%s %s' "$PWD" "${FORETOKEN_TORCH:-}"; } | cksum)
     # What dev installs holds all that running needs.
-    if grep -qsxF "$fingerprint" "$ENVIRONMENT/foretoken-installed-$extra" "$ENVIRONMENT/foretoken-installed-dev"; then
+    if grep -qsxF "$fingerprint" "$stamp-${extra:-base}" "$stamp-dev"; then
         printf 'Using %s: up to date\n' "$ENVIRONMENT"
         return
     fi
     require_free_gb 8 "the installation"
     printf 'Installing into %s: a few minutes the first time\n' "$ENVIRONMENT"
     install "$extra"
-    printf '%s\n' "$fingerprint" >"$ENVIRONMENT/foretoken-installed-$extra"
+    printf '%s\n' "$fingerprint" >"$stamp-${extra:-base}"
 }
