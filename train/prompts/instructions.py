@@ -1,8 +1,8 @@
 """Generated instruction prompts: every template, topic and passage is our own, so nothing is downloaded.
 
-The held-out split is a split of the *material*: held-out topics, people, places, passage genres and sums occur in no training
-prompt, and some templates are held out as well. Which entries these are depends on their text alone, never on the seed,
-so a head trained with one seed can be measured with another.
+The held-out split is a split of the *material*: held-out topics, people, places, passage genres and sums occur in no
+training prompt, and some templates are held out as well. Which entries these are depends on their text alone, never on
+the seed, so a head trained with one seed can be measured with another.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from train.prompts import arithmetic, english, korean, passages
 from train.prompts.korean import KoreanWord
-from train.prompts.record import Message, Prompt, Split, digest, mix_by_task
+from train.prompts.record import Message, Prompt, Split, digest
 
 Entry = TypeVar("Entry")
 Turns = tuple[str, ...]
@@ -61,24 +61,39 @@ FAMILIES = (
 # What a slot may be filled with. Entities are split into training and held-out ones; fillers are shared.
 ENTITIES: dict[str, dict[str, tuple[str, ...]]] = {
     "en": {
-        "topic": english.TOPICS, "person": english.PEOPLE, "town": english.TOWNS, "task": english.CODE_TASKS,
-        "thing": english.CODE_THINGS, "project": passages.PROJECTS, "product": passages.PRODUCTS, "animal": passages.ANIMALS,
+        "topic": english.TOPICS,
+        "person": english.PEOPLE,
+        "town": english.TOWNS,
+        "task": english.CODE_TASKS,
+        "thing": english.CODE_THINGS,
+        "project": passages.PROJECTS,
+        "product": passages.PRODUCTS,
+        "animal": passages.ANIMALS,
         "item": arithmetic.ITEMS,
     },
-    "ko": {"topic": korean.TOPICS_KO, "person": korean.PEOPLE_KO, "town": korean.TOWNS_KO, "item": arithmetic.ITEMS_KO},
-}  # fmt: skip
+    "ko": {
+        "topic": korean.TOPICS_KO,
+        "person": korean.PEOPLE_KO,
+        "town": korean.TOWNS_KO,
+        "item": arithmetic.ITEMS_KO,
+    },
+}
 FILLERS: dict[str, dict[str, tuple[str, ...]]] = {
     "en": {
-        "audience": english.AUDIENCES, "length": english.LENGTHS, "count": english.COUNTS, "language": english.CODE_LANGUAGES,
-        "number": passages.NUMBERS, "month": passages.MONTHS,
+        "audience": english.AUDIENCES,
+        "length": english.LENGTHS,
+        "count": english.COUNTS,
+        "language": english.CODE_LANGUAGES,
+        "number": passages.NUMBERS,
+        "month": passages.MONTHS,
     },
     "ko": {"audience": korean.AUDIENCES_KO, "length": korean.LENGTHS_KO, "count": korean.COUNTS_KO},
-}  # fmt: skip
+}
 SECOND_OF = {"topic2": "topic", "other": "person"}
 
 
 def split_pool(pool: Sequence[Entry], heldout_fraction: float, minimum: int = 1) -> tuple[list[Entry], list[Entry]]:
-    """(training, held-out) entries. The held-out ones have the smallest digests, so a larger fraction holds out a superset."""
+    """(training, held-out) entries: the smallest digests are held out, so a larger fraction holds out a superset."""
     if heldout_fraction == 0:
         return list(pool), []
     ranked = sorted(dict.fromkeys(pool), key=_entry_digest)
@@ -152,13 +167,13 @@ class _Writer:
 
 
 def _mentions(language: str, entities: Sequence[str]) -> re.Pattern[str]:
-    """Finds any of the entities; as whole words in English, anywhere in Korean, where particles follow without a space."""
+    """Finds any of the entities: whole words in English, anywhere in Korean, where particles follow without a space."""
     alternatives = "|".join(re.escape(entity) for entity in entities)
     return re.compile(rf"\b(?:{alternatives})\b" if language == "en" else alternatives, re.IGNORECASE)
 
 
 def _write_family(family: Family, split: Split, num_prompts: int, heldout_fraction: float, seed: int) -> list[Prompt]:
-    """At most `num_prompts` distinct prompts. Training prompts that mention a held-out entity, by whatever way, are dropped."""
+    """At most `num_prompts` distinct prompts; a training prompt that mentions a held-out entity is dropped."""
     if num_prompts == 0:
         return []
     writer = _Writer(family, split, heldout_fraction, seed)
@@ -175,11 +190,11 @@ def _write_family(family: Family, split: Split, num_prompts: int, heldout_fracti
 
 
 def generate(seed: int, heldout_fraction: float, languages: Sequence[str] = ("en", "ko")) -> list[Prompt]:
-    """All generated prompts of these languages, well mixed; the same for the same arguments, on every machine."""
+    """All generated prompts of these languages, family by family; the same for the same arguments, on every machine."""
     prompts: list[Prompt] = []
     for family in FAMILIES:
         if family.language in languages:
             num_heldout = round(family.num_prompts * heldout_fraction)
             prompts += _write_family(family, "train", family.num_prompts - num_heldout, heldout_fraction, seed)
             prompts += _write_family(family, "heldout", num_heldout, heldout_fraction, seed)
-    return mix_by_task(prompts, seed)
+    return prompts

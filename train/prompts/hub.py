@@ -1,0 +1,109 @@
+"""Prompts from datasets: four known ones and any other, from the hub or from a local file of the same rows.
+
+`datasets` is imported only when the hub is asked, since that takes seconds and needs a network.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from train.prompts import jsonl
+from train.prompts.record import Prompt, digest, hash_split
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """Where the rows are and how one becomes a prompt: `instruction` is formatted with the prompt column's text."""
+
+    dataset: str
+    config: str
+    split: str
+    prompt_column: str
+    answer_column: str
+    task: str
+    instruction: str = "{}"
+
+
+KNOWN = {
+    "gsm8k": HubSet("openai/gsm8k", "main", "train", "question", "answer", "maths"),
+    "mbpp": HubSet("google-research-datasets/mbpp", "full", "train", "text", "code", "code"),
+    "cnn_dailymail": HubSet(
+        "abisee/cnn_dailymail", "3.0.0", "train", "article", "highlights", "summarise",
+        "Summarise the following news article in three sentences.\n\n{}",
+    ),
+    "xsum": HubSet(
+        "EdinburghNLP/xsum", "", "train", "document", "summary", "summarise",
+        "Summarise the following article in one sentence.\n\n{}",
+    ),
+}  # fmt: skip
+
+
+def load(
+    name: str, hub_set: HubSet, path: str, heldout_fraction: float, max_rows: int = 0, seed: int = 0
+) -> list[Prompt]:
+    """Rows of `path` (a JSONL file, or a folder with one for the split), else of the hub.
+
+    Of the hub's sets, which may be large, only `max_rows` rows drawn by the seed are turned into prompts (0: all).
+    """
+    if path:
+        file = _file_of_split(Path(path), hub_set.split)
+        rows: Iterable[tuple[str, Mapping[str, Any]]] = jsonl.read_rows(file)
+    else:
+        rows = _hub_rows(name, hub_set, max_rows, seed)
+    return [_prompt_from_row(name, hub_set, row, place, heldout_fraction) for place, row in rows]
+
+
+def _prompt_from_row(name: str, hub_set: HubSet, row: Mapping[str, Any], place: str, heldout_fraction: float) -> Prompt:
+    text = row.get(hub_set.prompt_column)
+    if isinstance(text, list):  # a column of chat messages
+        return jsonl.prompt_from_row({"messages": text}, place, hub_set.task, heldout_fraction)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(
+            f"{place}: column {hub_set.prompt_column!r} holds {text!r}, not text; the columns are "
+            f"{', '.join(sorted(row))}: set data.prompt_column to the one with the prompt"
+        )
+    answer = row.get(hub_set.answer_column) if hub_set.answer_column else None
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(
+            f"{place}: column {hub_set.answer_column!r} holds {answer!r}, not text; set data.answer_column to a column "
+            "of text, or leave it empty"
+        )
+    message = {"role": "user", "content": hub_set.instruction.replace("{}", text.strip())}
+    split = hash_split(text.strip(), heldout_fraction)
+    return Prompt(f"{name}-{digest(text.strip())}", hub_set.task, (message,), split=split, answer=answer)
+
+
+def _file_of_split(path: Path, split: str) -> Path:
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("*.jsonl"))
+    of_split = [file for file in files if file.stem == split]
+    if len(of_split or files) != 1:
+        names = ", ".join(file.name for file in files) or "no JSONL file"
+        raise ValueError(f"data.path={path}: found {names}; give the file itself, or a folder that holds {split}.jsonl")
+    return (of_split or files)[0]
+
+
+def _hub_rows(name: str, hub_set: HubSet, max_rows: int, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        from datasets import load_dataset
+
+        rows = load_dataset(hub_set.dataset, hub_set.config or None, split=hub_set.split)
+    except Exception as error:  # the hub's client raises a dozen kinds; each means that there are no rows to be had
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        offline = " (HF_HUB_OFFLINE is set: only sets in the local cache can be read)" if _offline() else ""
+        raise ValueError(
+            f"data={name}: cannot read {hub_set.dataset!r} from the hub{offline}: {reason}. Give a local JSONL file "
+            "with data.path=FILE, set HF_HUB_OFFLINE=1 if the set is in the cache already, or take data=instructions, "
+            "which needs no download"
+        ) from error
+    if 0 < max_rows < len(rows):
+        rows = rows.shuffle(seed=seed).select(range(max_rows))
+    for index, row in enumerate(rows):
+        yield f"{hub_set.dataset} row {index}", row
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")

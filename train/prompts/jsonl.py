@@ -1,0 +1,125 @@
+"""Prompts from a JSONL file: rows with `prompt` or `messages`, each checked, each error with its file and line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from train.prompts.record import Message, Prompt, Split, digest, hash_split
+
+ROLES = ("system", "user", "assistant")
+EXPECTED = (
+    'expected {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, optionally id, task, answer'
+)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file:line", row) of every line that is not blank. A byte-order mark is allowed; an empty file is an error."""
+    if not path.is_file():
+        raise ValueError(f"data.path={path}: no such file; give a JSONL file, one JSON object a line")
+    found = False
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            if not line.strip():
+                continue
+            found = True
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{place}: not JSON ({error.msg}): {line.strip()[:60]!r}; {EXPECTED}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: found a {type(row).__name__}, not an object; {EXPECTED}")
+            yield place, row
+    if not found:
+        raise ValueError(f"data.path={path}: the file has no rows; {EXPECTED}")
+
+
+def prompt_from_row(row: dict[str, Any], place: str, default_task: str, heldout_fraction: float) -> Prompt:
+    """One prompt. A `messages` row that ends in an assistant turn gives that turn as the answer."""
+    answer = _optional_text(row, "answer", place)
+    if "messages" in row:
+        messages = _checked_messages(row["messages"], place)
+        if messages[-1]["role"] == "assistant":
+            if answer is not None:
+                raise ValueError(
+                    f"{place}: an answer twice, as `answer` and as the last of `messages`; keep one of them"
+                )
+            *messages, last = messages
+            answer = last["content"]
+        if not messages or messages[-1]["role"] != "user":
+            raise ValueError(
+                f"{place}: no user turn before the answer; `messages` must hold a user turn to be answered"
+            )
+    else:
+        text = row.get("prompt")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{place}: found {_shown(row)}; {EXPECTED}")
+        messages = [{"role": "user", "content": text}]
+    content = "\n".join(message["content"] for message in messages)
+    return Prompt(
+        id=_optional_text(row, "id", place) or f"jsonl-{digest(content)}",
+        task=_optional_text(row, "task", place) or default_task,
+        messages=tuple(messages),
+        split=_row_split(row, place) or hash_split(content, heldout_fraction),
+        answer=answer,
+    )
+
+
+def load(path: Path, default_task: str, heldout_fraction: float) -> list[Prompt]:
+    """All prompts of the file, or of a folder's JSONL files, in order; two rows with one id are an error."""
+    places: dict[str, str] = {}
+    prompts = []
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"data.path={path}: the folder holds no *.jsonl file")
+    for place, row in (pair for file in files for pair in read_rows(file)):
+        prompt = prompt_from_row(row, place, default_task, heldout_fraction)
+        if "id" in row and prompt.id in places:
+            raise ValueError(f"{place}: id {prompt.id!r} was used at {places[prompt.id]} already; ids must differ")
+        places[prompt.id] = place
+        prompts.append(prompt)
+    return prompts
+
+
+def _checked_messages(messages: Any, place: str) -> list[Message]:
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{place}: `messages` is {_shown(messages)}, not a list of turns; {EXPECTED}")
+    checked = []
+    for index, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        if role not in ROLES or not isinstance(content, str) or not content.strip():
+            raise ValueError(
+                f"{place}: turn {index} is {_shown(message)}; a turn needs a `role` of {', '.join(ROLES)} and a "
+                "`content` that is a string with text in it"
+            )
+        checked.append({"role": role, "content": content})
+    return checked
+
+
+def _optional_text(row: dict[str, Any], key: str, place: str) -> str | None:
+    """A number is taken as text: ids and answers are often numbers."""
+    value = row.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{place}: `{key}` is {_shown(value)}; it must be a string")
+
+
+def _row_split(row: dict[str, Any], place: str) -> Split | None:
+    match row.get("split"):
+        case None:
+            return None
+        case "train":
+            return "train"
+        case "heldout":
+            return "heldout"
+        case other:
+            raise ValueError(f"{place}: `split` is {_shown(other)}; it must be 'train' or 'heldout', or be left out")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
