@@ -116,6 +116,12 @@ class Target:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether `finish_logits` does anything for this family."""
+        names = ("logits_scaling", "logit_scale", "final_logit_softcapping")
+        return any(getattr(self.config, name, None) is not None for name in names)
+
     def layers(self) -> nn.ModuleList:
         """The decoder layers, first to last."""
         return self.decoder.layers  # type: ignore[return-value]

@@ -94,8 +94,19 @@ class DraftHead(nn.Module, ABC):
     def logits(self, states: Tensor, step: int) -> Tensor:
         """States [..., H] of one step -> logits [..., V or D], float32, with the target's own scaling and capping."""
         weight = self.output_weight(step)
-        bias = None if self._frozen_bias is None else self._frozen_bias.to(weight.dtype)
-        return self.target.get.finish_logits(F.linear(states.to(weight.dtype), weight, bias)).float()
+        raw = F.linear(states.to(weight.dtype), weight, self.frozen_bias(weight.dtype))
+        return self.target.get.finish_logits(raw).float()
+
+    def frozen_bias(self, dtype: torch.dtype) -> Tensor | None:
+        """The target's output bias over the head's vocabulary, where its family has one."""
+        return None if self._frozen_bias is None else self._frozen_bias.to(dtype)
+
+    @torch.no_grad()
+    def frozen_logits(self, hidden: Tensor) -> Tensor:
+        """The target's own logits over the head's vocabulary: hidden states [..., H] -> [..., V or D], float32."""
+        weight = self._frozen_weight
+        raw = F.linear(hidden.to(weight.dtype), weight, self.frozen_bias(weight.dtype))
+        return self.target.get.finish_logits(raw).float()
 
     # Drafting
 

@@ -1,0 +1,80 @@
+"""A folder of numbered shard files that belong to one manifest: written whole or not at all, so that work can go on.
+
+The manifest says what the shards were made from. A folder made from anything else is refused, never mixed. Knows
+nothing of what a shard holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+class ShardFolder:
+    """`folder` with its manifest and the shard files `shard-00000<suffix>`, ..."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], suffix: str) -> None:
+        """Creates the folder, or takes up one with the same manifest. ValueError for another one's."""
+        self.folder = folder
+        self.suffix = suffix
+        found = read_manifest(folder)
+        if found is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic_write(folder / MANIFEST) as path:
+                path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        elif found != json.loads(json.dumps(manifest)):
+            raise ValueError(f"{folder} holds the work of another run: {_difference(found, manifest)}; "
+                             "choose another folder, or delete this one to make it anew")
+
+    def path(self, index: int) -> Path:
+        """Where shard `index` is, or will be."""
+        return self.folder / f"shard-{index:05d}{self.suffix}"
+
+    def missing(self, num_shards: int) -> list[int]:
+        """Shards that have not been written yet."""
+        return [index for index in range(num_shards) if not self.path(index).is_file()]
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The folder's manifest, None where there is none. ValueError for one that cannot be read."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete {folder} and run again") from error
+    return manifest
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; moves it into place on success, removes it on any failure."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield scratch
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> None:
+    """ValueError, before any work, when the disk under `folder` has less than `needed_bytes` free."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise ValueError(
+            f"{what} needs {needed_bytes / 1e9:.2f} GB under {folder}, but {free_bytes / 1e9:.2f} GB are free; {remedy}"
+        )
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    return ", ".join(f"{key} is {found.get(key)!r}, now {wanted.get(key)!r}" for key in keys[:4])

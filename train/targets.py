@@ -1,0 +1,70 @@
+"""Which token each head must predict where, and against which teacher distribution: the one place that shifts.
+
+Head k's state at position t predicts token t + 1 + k. The target itself predicts that token from its hidden state at
+position s = t + k, so everything is lined up by s: the K heads that predict token s + 1 share one teacher.
+
+Shape suffixes: B batch, T time, K draft, N supervised positions, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadTargets:
+    """N positions s whose next token some head must predict.
+
+    states_KNH: what head k said of it, k steps earlier. teacher_NH: the target's hidden state at s. labels_N: token s + 1.
+    valid_KN: whether head k's entry is supervised. log_normaliser_N: log sum exp of the target's logits at s, if known.
+    """
+
+    states_KNH: Tensor
+    teacher_NH: Tensor
+    labels_N: Tensor
+    valid_KN: Tensor
+    log_normaliser_N: Tensor | None
+
+
+def supervised(loss_mask_BT: Tensor, num_draft_tokens: int) -> Tensor:
+    """[B, T] answer mask -> [K, B, T]: entry [k-1, b, t] is true where tokens t+1 .. t+1+k of row b are all answer tokens.
+
+    Token t + 1 is the root of the block, which the target itself emitted; a draft never starts inside a prompt.
+    """
+    padded = torch.nn.functional.pad(loss_mask_BT, (0, num_draft_tokens + 1))
+    length = loss_mask_BT.shape[1]
+    valid = padded[:, 1 : 1 + length]
+    rows = []
+    for step in range(1, num_draft_tokens + 1):
+        valid = valid & padded[:, 1 + step : 1 + step + length]
+        rows.append(valid)
+    return torch.stack(rows)
+
+
+def line_up(
+    states_KBTH: Tensor,
+    hidden_BTH: Tensor,
+    input_ids_BT: Tensor,
+    loss_mask_BT: Tensor,
+    log_normaliser_BT: Tensor | None = None,
+) -> HeadTargets:
+    """Gather the supervised entries of all heads by the position of their teacher."""
+    num_steps, num_rows, length, _ = states_KBTH.shape
+    valid_KBT = supervised(loss_mask_BT, num_steps)
+    # Shift head k's column t to its teacher's column s = t + k.
+    by_teacher_KBT = torch.stack([torch.nn.functional.pad(valid_KBT[k], (k + 1, 0))[:, :length] for k in range(num_steps)])
+    rows_N, columns_N = by_teacher_KBT.any(dim=0).nonzero(as_tuple=True)
+    steps_K1 = torch.arange(1, num_steps + 1, device=columns_N.device)[:, None]
+    valid_KN = by_teacher_KBT[:, rows_N, columns_N]
+    # Where head k has no entry the column would be negative; any will do, since it is not valid.
+    source_KN = (columns_N - steps_K1).clamp(min=0)
+    return HeadTargets(
+        states_KNH=states_KBTH[steps_K1 - 1, rows_N, source_KN],
+        teacher_NH=hidden_BTH[rows_N, columns_N],
+        labels_N=input_ids_BT[rows_N, columns_N + 1],
+        valid_KN=valid_KN,
+        log_normaliser_N=None if log_normaliser_BT is None else log_normaliser_BT[rows_N, columns_N],
+    )
