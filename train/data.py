@@ -173,6 +173,8 @@ def render_example(
     if prompt.text is not None:
         prompt_ids = render_prompt(tokenizer, prompt)
         answer_ids = list(tokenizer(prompt.answer, add_special_tokens=False)["input_ids"])
+        if not answer_ids:
+            raise ValueError(f"prompt {prompt.id!r} has an answer without a token, so nothing would be supervised")
         mask = [False] * len(prompt_ids) + [True] * len(answer_ids)
         return Example(prompt.id, prompt.task, prompt.split, prompt_ids + answer_ids, mask)
     messages: Sequence[Message] = [*prompt.messages, {"role": "assistant", "content": prompt.answer}]

@@ -3,7 +3,7 @@
 A model generates what follows the generation prompt, up to and including the token that ends its turn; exactly this is
 supervised. Where a template has `{% generation %}` markers, they decide. Where it has none, an answer is found in the
 full rendering by rendering the conversation once more with a marker in the answer's place: what follows the marker
-must end the full rendering too, whatever the template does to earlier turns (strip their thinking, move the system text).
+must end the full rendering too, whatever the template does to other turns (strip thinking, move the system text).
 """
 
 import re
@@ -135,8 +135,8 @@ def _answer_span(
     if start is None or end < start or not full.endswith(after):
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path!r} renders turn {index} (assistant) in a way that "
-            "depends on its text, so its tokens cannot be told from the template's own; add {% generation %} markers to "
-            "the template, or have the target answer the prompts (python -m train.regenerate)"
+            "depends on its text, so its tokens cannot be told from the template's own; add {% generation %} markers "
+            "to the template, or have the target answer the prompts (python -m train.regenerate)"
         )
     return start, end
 
