@@ -13,15 +13,15 @@ from models.heads.base import DraftHead, HeadState
 class HeadsDrafter:
     """A `DraftHead` as a drafter: its logits go through the target's sampling transforms, place by place."""
 
-    def __init__(self, head: DraftHead, vocab_size: int) -> None:
-        """`vocab_size` is the width of the head's logits."""
+    def __init__(self, head: DraftHead) -> None:
         self.head = head
-        self.vocab_size = vocab_size
+        self.vocab_size = head.vocab_size
         self.max_draft_tokens: int | None = None if head.recursive else head.num_draft_tokens
 
     def start(self, prompts: Sequence[Sequence[int]]) -> HeadState:
         """See `Drafter.start`."""
-        return self.head.start(len(prompts))
+        state: HeadState = self.head.start(len(prompts))
+        return state
 
     @torch.no_grad()
     def absorb(self, state: HeadState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
