@@ -156,6 +156,12 @@ def test_instruction_style_with_a_blank_before_the_end_and_a_wandering_system_te
     assert with_system == ["hi| |there| |</s>", " |hi|,| |user| |</s>"]
 
 
+def test_a_special_token_after_other_text_does_not_end_the_turn() -> None:
+    # A line end may stand between the answer and the token that ends the turn, words may not.
+    assert _supervised(PLAIN + "{{ '</s>' }}", TURNS[:2]) == ["hi| |there|\n|</s>"]
+    assert _supervised(PLAIN + "{{ '# user</s>' }}", TURNS[:2]) == ["hi| |there"]
+
+
 def test_thinking_of_the_last_turn_is_supervised_and_that_of_earlier_turns_is_gone() -> None:
     messages = [
         TURNS[0],

@@ -206,15 +206,16 @@ def _library(folder: Path, num_modules: int = 40) -> Path:
         head = f'def run_{number}(values):\n    """Add up."""\n    total = {number}\n    for value in list(values):\n'
         code = f"{head}{body}    return total\n"
         (folder / f"module{number}.py").write_text(code, encoding="utf-8")
+    code = code.replace("run_", "skip_")  # what follows is to be skipped
     (folder / "test").mkdir()
     (folder / "test" / "test_it.py").write_text(code, encoding="utf-8")
-    (folder / "table.py").write_text("X = 0\n" * 50_000, encoding="utf-8")
+    (folder / "table.py").write_text(code + "X = 0\n" * 50_000, encoding="utf-8")
     return folder
 
 
 def test_library_functions_are_cut_where_the_rest_goes_on(tmp_path: Path) -> None:
     prompts = stdlib.load(0, 0.3, _library(tmp_path))
-    assert len(prompts) == 40
+    assert len(prompts) == 40  # none of the tests, none of the huge table
     for prompt in prompts:
         number = re.search(r"run_(\d+)", prompt.text or "").group(1)  # type: ignore[union-attr]
         source = (tmp_path / f"module{number}.py").read_text(encoding="utf-8")
