@@ -1,0 +1,222 @@
+"""`python -m eval.bench +model=NAME [drafter=heads checkpoint=FOLDER]`: ways of decoding, side by side in one run.
+
+Every method answers the same held-out prompts with the same limits, in turns; a table and the JSON behind it tell how
+fast each was and what it wrote.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import MISSING
+
+from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
+from eval.provenance import describe_run
+from eval.report import render_groups, render_table, row_record, write_json, write_text
+from eval.session import Session, SessionOptions, make_parts, run_session
+from eval.tasks import TASKS, make_groups
+from eval.timing import device_clock
+from models.checkpoint import load_heads, read_config
+from models.decoding.decoder import Decoder
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.sampling import SamplingParams
+from models.heads import DraftHead
+from models.target import Target, TargetOptions, load_target
+from train.config import INTERRUPTED, entry
+from train.data import DataOptions
+
+DRAFTERS = ("none", "heads")
+VERIFIERS = ("lossless",)
+
+
+@dataclass
+class DrafterOptions:
+    """Where drafted tokens come from."""
+
+    kind: str = "none"
+
+
+@dataclass
+class VerifierOptions:
+    """The rule that judges a block."""
+
+    kind: str = "lossless"
+
+
+@dataclass
+class BenchConfig:
+    """Everything that conf/bench.yaml and the command line may set; the file says what each means."""
+
+    model: TargetOptions = MISSING
+    work_dir: str = MISSING
+    data: DataOptions = field(default_factory=DataOptions)
+    drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    verifier: VerifierOptions = field(default_factory=VerifierOptions)
+    checkpoint: str = ""
+    num_draft_tokens: Any = 0  # a number or a list of numbers
+    tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    prompts_per_task: int = 4
+    short_tokens: int = 48
+    long_tokens: int = 192
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    batch_size: int = 1
+    rounds: int = 3
+    warmup_rounds: int = 1
+    with_generate: bool = True
+    prompt_lookup_tokens: int = 4
+    threads: int = 0
+    output_dir: str = "outputs/bench"
+
+
+def check_options(config: BenchConfig) -> dict[str, int]:
+    """The lengths of answers that are asked for. ValueError for an option out of range, before any model loads."""
+    if config.drafter.kind not in DRAFTERS:
+        raise ValueError(f"drafter.kind={config.drafter.kind!r} is unknown; choose one of {', '.join(DRAFTERS)}")
+    if config.verifier.kind not in VERIFIERS:
+        raise ValueError(f"verifier.kind={config.verifier.kind!r} is unknown; choose one of {', '.join(VERIFIERS)}")
+    draft_token_counts(config.num_draft_tokens)
+    if config.drafter.kind == "none" and (config.checkpoint or config.num_draft_tokens):
+        raise ValueError(
+            f"checkpoint={config.checkpoint!r} and num_draft_tokens={config.num_draft_tokens} are for a drafter; "
+            "add drafter=heads, or leave them out"
+        )
+    if config.drafter.kind == "heads":
+        if not config.checkpoint:
+            raise ValueError("drafter=heads needs checkpoint=FOLDER, the folder that `python -m train.mtp` wrote")
+        _require_heldout(read_config(Path(config.checkpoint)), config)
+    at_least = {"prompts_per_task": 1, "batch_size": 1, "rounds": 1, "warmup_rounds": 0, "prompt_lookup_tokens": 0}
+    for name, least in {**at_least, "threads": 0, "short_tokens": 0, "long_tokens": 0}.items():
+        if (value := getattr(config, name)) < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+    lengths = {"short": config.short_tokens, "long": config.long_tokens}
+    if not any(lengths.values()):
+        raise ValueError(
+            "short_tokens=0 and long_tokens=0 leave nothing to measure; give one of them a number of tokens"
+        )
+    _sampling(config)
+    return {name: limit for name, limit in lengths.items() if limit}
+
+
+def draft_token_counts(value: Any) -> list[int]:
+    """One K or several, in their order; [] for 0, the trained one. ValueError for anything else."""
+    counts = value if isinstance(value, list) else [] if value == 0 and not isinstance(value, bool) else [value]
+    if any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in counts) or len(set(counts)) < len(counts):
+        raise ValueError(
+            f"num_draft_tokens={value!r} must be a number of at least 1, a list of different ones such as [1,3], or 0 "
+            "for the number that the heads were trained with"
+        )
+    return counts
+
+
+def make_methods(target: Target, head: DraftHead | None, config: BenchConfig) -> list[Method]:
+    """Every row of the table in the order of their turns, and the bare forward behind them."""
+    sampling, batch_size = _sampling(config), config.batch_size
+    methods: list[Method] = [DecoderMethod(PLAIN, Decoder(target), sampling, batch_size)]
+    if config.with_generate:
+        methods.append(GenerateMethod(GENERATE, target, sampling, batch_size))
+    if config.prompt_lookup_tokens and batch_size == 1:
+        name = f"transformers prompt lookup, {config.prompt_lookup_tokens} tokens"
+        methods.append(GenerateMethod(name, target, sampling, batch_size, config.prompt_lookup_tokens))
+    if head is not None:
+        for count in draft_token_counts(config.num_draft_tokens) or [head.num_draft_tokens]:
+            decoder = Decoder(target, HeadsDrafter(head), count)
+            methods.append(DecoderMethod(f"heads {config.verifier.kind}, K = {count}", decoder, sampling, batch_size))
+    return [*methods, BareForward(target, batch_size)]
+
+
+def run_bench(config: BenchConfig) -> Session:
+    """Load, measure, and write the table and its JSON into `output_dir`."""
+    lengths = check_options(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if config.prompt_lookup_tokens and config.batch_size > 1:
+        print(f"no row for prompt lookup: transformers' takes one prompt at a time, and batch_size={config.batch_size}")
+    target = load_target(config.model)
+    head = load_heads(Path(config.checkpoint), target) if config.drafter.kind == "heads" else None
+    methods = make_methods(target, head, config)
+    groups = make_groups(
+        target.tokenizer, config.data, config.tasks, config.prompts_per_task, lengths, target.max_context()
+    )
+    options = SessionOptions(
+        config.rounds, config.warmup_rounds, config.batch_size, config.seed, config.temperature == 0
+    )
+    parts = make_parts(methods) if target.device.type == "cuda" else []
+    session = run_session(target, groups, methods, parts, options, device_clock(target.device))
+    _write(session, target, config)
+    return session
+
+
+def _write(session: Session, target: Target, config: BenchConfig) -> None:
+    run = describe_run("eval.bench", target.device)
+    by_group = {name: session.rows(name) for name in session.groups}
+    folder = Path(config.output_dir)
+    record = {
+        "run": run,
+        "is_complete": session.is_complete,
+        "target": {"name": target.name, "dtype": str(target.dtype), "fingerprint": target.fingerprint()},
+        "config": asdict(config),
+        "memory": session.memory_kind,
+        "methods": [row_record(row) for row in session.rows()],
+        "groups": {name: [row_record(row) for row in rows] for name, rows in by_group.items()},
+        "runs": [asdict(one) for one in session.runs],
+    }
+    write_json(folder / "bench.json", record)
+    lines = [render_table(session.rows()), "", render_groups(by_group), "", *_legend(session, target, config, run)]
+    if not session.is_complete:
+        lines.append(f"Stopped before its end: only {', '.join(session.groups)}.")
+    text = "\n".join(lines) + "\n"
+    write_text(folder / "bench.md", text)
+    print(f"\n{text}\nwritten to {folder / 'bench.json'} and bench.md")
+
+
+def _legend(session: Session, target: Target, config: BenchConfig, run: dict[str, Any]) -> list[str]:
+    """What the columns mean, and where the figures come from."""
+    versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+    how = "greedy" if config.temperature == 0 else f"sampled at temperature {config.temperature:g}"
+    return [
+        f"{target.name}, {str(target.dtype).removeprefix('torch.')}, batch size {config.batch_size}, {how}.",
+        f"tokens/s: median (lowest–highest) of {config.rounds} rounds, the prompts' own passes included.",
+        "pass / bare: a target pass of the row over a bare forward of one token. draft / pass: drafting over a target pass.",
+        "gap: furthest, in logits, that one of two differing tokens lay below the target's best one.",
+        f"peak: {session.memory_kind}.",
+        f"{run['command']}",
+        f"commit {run['commit']}; {run['hardware']}, {run['threads']} threads; {versions}",
+    ]
+
+
+def _sampling(config: BenchConfig) -> SamplingParams:
+    return SamplingParams(config.temperature, config.top_k, config.top_p, config.min_p)
+
+
+def _require_heldout(checkpoint: dict[str, Any], config: BenchConfig) -> None:
+    """A prompt that is held out here must have been held out in training."""
+    trained_with = checkpoint.get("provenance", {}).get("data", {}).get("heldout_fraction")
+    if trained_with is not None and config.data.heldout_fraction > trained_with:
+        raise ValueError(
+            f"data.heldout_fraction={config.data.heldout_fraction}: {config.checkpoint} was trained with {trained_with}, "
+            f"so some of these prompts were in its training; use at most data.heldout_fraction={trained_with}"
+        )
+
+
+@entry(BenchConfig, "bench")
+def main(config: BenchConfig) -> None:
+    """Entry point."""
+    try:
+        session = run_bench(config)
+    except KeyboardInterrupt:
+        print("\nstopped before any group of prompts was done: nothing is written", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if not session.is_complete:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Where and with what a figure was measured."""
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("foretoken", "torch", "transformers")
+
+
+def describe_run(module: str, device: torch.device) -> dict[str, Any]:
+    """Command, commit, hardware and versions, ready for JSON."""
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "commit": _commit(),
+        "hardware": _hardware(device),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+    }
+
+
+def _commit() -> str:
+    """Short hash; "+changes" behind it where tracked files differ from it."""
+    where = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=where,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), flags=re.M)
+    except OSError:
+        found = None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{found[1] if found else platform.processor() or platform.machine()}, {cores} cores"

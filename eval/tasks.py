@@ -1,0 +1,81 @@
+"""The bench's prompts: held-out ones alone, by task, with short and long answers apart.
+
+Chooses and renders prompts; the prompts themselves, their split and the chat template belong to `train.data`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from train.data import DataOptions, Prompt, load_prompts, render_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Raw text that is continued (functions of the standard library), whatever the task of its source.
+COMPLETION = "completion"
+TASKS = ("chat", "chat_ko", COMPLETION, "summarise", "maths")
+
+
+@dataclass(frozen=True)
+class BenchGroup:
+    """Prompts of one task (token ids), to be answered with at most `max_new_tokens` tokens."""
+
+    task: str
+    length: str
+    max_new_tokens: int
+    prompts: list[list[int]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.task} {self.length}"
+
+
+def bench_task(prompt: Prompt) -> str:
+    """The bench's word for the prompt's task."""
+    return COMPLETION if prompt.text is not None else prompt.task
+
+
+def heldout_by_task(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    """Held-out prompts of each task, in their order; training prompts are left out."""
+    found: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        if prompt.split == "heldout":
+            found.setdefault(bench_task(prompt), []).append(prompt)
+    return found
+
+
+def make_groups(
+    tokenizer: "PreTrainedTokenizerBase",
+    data: DataOptions,
+    tasks: Sequence[str],
+    prompts_per_task: int,
+    max_new_tokens: Mapping[str, int],
+    context_length: int,
+) -> list[BenchGroup]:
+    """One group for each task and each length of answers, {"short": 64, "long": 256} say; the same prompts for both.
+
+    A prompt that would leave no room in the context for the longest answer is passed over. No tasks: all that the data
+    has. Raises ValueError for a task that the data lacks, or with too few prompts.
+    """
+    found = heldout_by_task(load_prompts(data))
+    groups = []
+    for task in tasks or sorted(found):
+        if task not in found:
+            has = ", ".join(sorted(found)) or "none (data.heldout_fraction is too small)"
+            raise ValueError(f"tasks names {task!r}: the held-out prompts of data.source={data.source} are {has}")
+        room = context_length - max(max_new_tokens.values())
+        rendered: list[list[int]] = []
+        for prompt in found[task]:
+            ids = render_prompt(tokenizer, prompt, data.chat_template_kwargs)
+            if len(ids) <= room:
+                rendered.append(ids)
+            if len(rendered) == prompts_per_task:
+                break
+        else:
+            raise ValueError(
+                f"prompts_per_task={prompts_per_task}: task {task!r} has {len(found[task])} held-out prompts, of which "
+                f"{len(rendered)} have at most {room} tokens; ask for fewer, or leave out the task (tasks=[...])"
+            )
+        groups += [BenchGroup(task, length, limit, rendered) for length, limit in max_new_tokens.items()]
+    return groups
