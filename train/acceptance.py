@@ -1,0 +1,95 @@
+"""The acceptance that heads would reach on text that the target wrote, without decoding it again.
+
+For a chain draft and lossless verification, given that the emitted token was y, it was an accepted draft with
+probability min(1, q(y) / p(y)): the share of y's mass that came through acceptance. At temperature 0 this is 1 where the
+head's first guess is y, else 0. From these probabilities a block's length and the number of blocks follow exactly, by
+dynamic programming over where each block starts, so the figure is comparable to what the decoder counts on that text.
+
+Shape suffixes: K draft, L answer tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.decoding.sampling import SamplingParams, transform_logits
+from models.heads import DraftHead
+
+# Rows of full-vocabulary probabilities held at once.
+PROBS_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """mean_block_length: emitted tokens a target pass. acceptance_at: of the blocks that drafted a k-th token, the share
+    that kept it (and all before it)."""
+
+    mean_block_length: float
+    acceptance_at: list[float]
+
+
+def accept_probabilities(
+    head: DraftHead, hidden_TH: Tensor, input_ids_T: Tensor, loss_mask_T: Tensor, sampling: SamplingParams
+) -> Tensor:
+    """[K, L]: entry [k-1, i] is the probability that a block whose root is answer token i keeps its k-th draft, given that
+    it kept those before; 0 past the answer's end. hidden, ids and mask [T] are one example's, answer at the end."""
+    first = int(loss_mask_T.nonzero()[0])
+    length = len(input_ids_T) - first
+    states_KTH = head(hidden_TH[None], input_ids_T[None])[:, 0]
+    out_KL = torch.zeros(head.num_draft_tokens, length)
+    for k in range(1, min(head.num_draft_tokens, length - 1) + 1):
+        # Root i stands at position first + i, so its block reads the hidden state before it.
+        base = slice(first - 1, first - 1 + length - k)
+        labels = input_ids_T[first + k :]
+        teacher = hidden_TH[first - 1 + k : first - 1 + length]
+        out_KL[k - 1, : length - k] = _kept(head, states_KTH[k - 1, base], k, labels, teacher, sampling)
+    return out_KL
+
+
+def _kept(
+    head: DraftHead, states_NH: Tensor, step: int, labels_N: Tensor, teacher_NH: Tensor, sampling: SamplingParams
+) -> Tensor:
+    """min(1, q(y) / p(y)) [N] on the CPU."""
+    kept = []
+    for states, labels, teacher in zip(*(x.split(PROBS_ROWS) for x in (states_NH, labels_N, teacher_NH)), strict=True):
+        if sampling.is_greedy:
+            guesses = head.logits(states, step).argmax(dim=-1)
+            kept.append((guesses if head.draft_vocab is None else head.draft_vocab[guesses]) == labels)
+        else:
+            q = transform_logits(head.widen(head.logits(states, step)), sampling).gather(1, labels[:, None])[:, 0]
+            p = transform_logits(head.target.get.logits(teacher), sampling).gather(1, labels[:, None])[:, 0]
+            kept.append((q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1))
+    return torch.cat(kept).float().cpu()
+
+
+def simulate(accept: Sequence[Tensor]) -> Simulated:
+    """Expected decoding of texts with these acceptance probabilities, each [K, L]. The first token is the prefill's."""
+    num_steps = accept[0].shape[0] if accept else 0
+    emitted = blocks = 0.0
+    drafted_at, kept_at = [0.0] * num_steps, [0.0] * num_steps
+    for accept_KL in accept:
+        table = accept_KL.tolist()
+        length = accept_KL.shape[1]
+        emitted += length - 1
+        # starts[i]: probability that a block starts with root i. Blocks move forward alone, so one sweep is exact.
+        starts = [0.0] * length
+        starts[0] = 1.0
+        for root in range(length - 1):
+            reach = starts[root]
+            blocks += reach
+            for k in range(1, min(num_steps, length - 1 - root) + 1):
+                drafted_at[k - 1] += starts[root]
+                kept = reach * table[k - 1][root]
+                starts[root + k] += reach - kept
+                reach = kept
+                kept_at[k - 1] += kept
+            # All drafts kept: one more token from the target, unless the text is over.
+            end = root + min(num_steps, length - 1 - root) + 1
+            if end < length:
+                starts[end] += reach
+    rates = [kept / drafted if drafted else 0.0 for kept, drafted in zip(kept_at, drafted_at, strict=True)]
+    return Simulated(emitted / blocks if blocks else 0.0, rates)

@@ -1,0 +1,116 @@
+"""Training examples: token ids with the mask of the answer, their batches, and the order they are seen in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from train.answers import Answer
+from train.data import Example
+
+# Batches are cut from runs of this many batches' worth of examples sorted by length: little padding, and still random.
+BUCKET_BATCHES = 16
+
+
+def to_examples(answers: Sequence[Answer], max_length: int) -> list[Example]:
+    """prompt_ids + answer_ids, cut at max_length; examples with nothing left to draft are dropped."""
+    examples = []
+    for answer in answers:
+        ids = (answer.prompt_ids + answer.answer_ids)[:max_length]
+        mask = ([False] * len(answer.prompt_ids) + [True] * len(answer.answer_ids))[:max_length]
+        # A draft needs a root and at least one answer token after it.
+        if sum(mask) >= 2:
+            examples.append(Example(answer.id, answer.task, answer.split, ids, mask))
+    return examples
+
+
+def most_frequent_tokens(examples: Sequence[Example], size: int, vocab_size: int) -> Tensor | None:
+    """Sorted ids of the `size` tokens met most often in the answers (ties by id); None when that is all of them.
+
+    Where fewer occur, the lowest ids that do not occur fill up.
+    """
+    if size <= 0 or size >= vocab_size:
+        return None
+    counts: Counter[int] = Counter()
+    for example in examples:
+        counts.update(token for token, is_answer in zip(example.input_ids, example.loss_mask, strict=True) if is_answer)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(ranked[:size]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example as tensors; hidden [T, H] and log_normaliser [T] only where a cache holds them."""
+
+    input_ids: Tensor
+    loss_mask: Tensor
+    hidden: Tensor | None = None
+    log_normaliser: Tensor | None = None
+
+
+class OnlineRows(Dataset[Row]):
+    """Examples without hidden states: the trainer asks the target for them, in every epoch anew."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+        self.lengths = [len(example.input_ids) for example in examples]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Row:
+        example = self.examples[index]
+        return Row(torch.tensor(example.input_ids), torch.tensor(example.loss_mask))
+
+
+def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Right-padded batch: input_ids, loss_mask, labels (-100 outside answers), and hidden states where the rows have them."""
+
+    def pad(tensors: Sequence[Tensor], value: float = 0) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(list(tensors), batch_first=True, padding_value=value)
+
+    batch = {"input_ids": pad([row.input_ids for row in rows]), "loss_mask": pad([row.loss_mask for row in rows])}
+    batch["labels"] = batch["input_ids"].masked_fill(~batch["loss_mask"], -100)
+    hidden = [row.hidden for row in rows if row.hidden is not None]
+    normalisers = [row.log_normaliser for row in rows if row.log_normaliser is not None]
+    if hidden:
+        batch["hidden"] = pad(hidden)
+    if normalisers:
+        batch["log_normaliser"] = pad(normalisers)
+    return batch
+
+
+class BucketSampler(Sampler[int]):
+    """A random order in which neighbours have like lengths. Depends on seed and epoch alone, so that a resumed run sees
+    exactly what an uninterrupted one would have seen."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths = list(lengths)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the data loader before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        bucket = self.batch_size * BUCKET_BATCHES
+        batches: list[list[int]] = []
+        for start in range(0, len(order), bucket):
+            run = sorted(order[start : start + bucket], key=lambda index: -self.lengths[index])
+            batches += [run[at : at + self.batch_size] for at in range(0, len(run), self.batch_size)]
+        # A short batch stays last: the loader cuts batches by counting.
+        tail = [batches.pop()] if batches and len(batches[-1]) < self.batch_size else []
+        shuffled = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        return (index for batch in shuffled + tail for index in batch)

@@ -1,0 +1,170 @@
+"""`python -m train.mtp +model=NAME`: train draft heads on a frozen target, from prompts to an exported checkpoint.
+
+The stages are: prompts, the target's answers, their hidden states, training, export. Each keeps what it made; the same
+command goes on where a stopped run was.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+from transformers import set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from models.checkpoint import save_heads
+from models.decoding.sampling import SamplingParams
+from models.heads import DraftHead, HeadOptions, build_head
+from models.target import Target, TargetOptions, load_target
+from train.answers import AnswerOptions, answer_prompts, answers_digest, read_answers
+from train.config import INTERRUPTED, entry
+from train.data import DataOptions, Example, load_prompts
+from train.examples import OnlineRows, most_frequent_tokens, to_examples
+from train.hidden_cache import CachedRows, CacheOptions, build_cache
+from train.jsonl_logger import JsonlLogger
+from train.losses import LossOptions
+from train.shards import read_manifest
+from train.trainer import GuardGradients, HeadTrainer, NonFinite, StopOnInterrupt, TrainerOptions, early_stopping, training_arguments
+
+LOGGERS = ("jsonl", "tensorboard", "wandb", "none")
+
+
+@dataclass
+class PathOptions:
+    """Where each stage keeps its work."""
+
+    answers: str = MISSING
+    hidden: str = MISSING
+    heads: str = MISSING
+
+
+@dataclass
+class MTPConfig:
+    """Everything that conf/mtp.yaml and the command line may set."""
+
+    model: TargetOptions = MISSING
+    work_dir: str = MISSING
+    data: DataOptions = field(default_factory=DataOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    heads: HeadOptions = field(default_factory=HeadOptions)
+    loss: LossOptions = field(default_factory=LossOptions)
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    logger: str = "jsonl"
+    paths: PathOptions = field(default_factory=PathOptions)
+
+
+def train_heads(config: MTPConfig) -> float:
+    """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
+    if config.logger not in LOGGERS:
+        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    set_seed(config.trainer.seed)
+    target = load_target(config.model)
+    fingerprint = target.fingerprint()
+    folder = Path(config.paths.heads)
+    train, heldout, digest = _texts(target, config)
+    draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
+    head = build_head(target, config.heads, draft_vocab)
+    train_rows, heldout_rows = _rows(target, train, heldout, digest, draft_vocab is not None, config)
+    interrupt = StopOnInterrupt()
+    callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]
+    if config.logger == "jsonl":
+        callbacks.append(JsonlLogger(folder / "log.jsonl"))
+    trainer = HeadTrainer(
+        head,
+        config.loss,
+        SamplingParams(config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p),
+        args=training_arguments(config.trainer, folder, target.device.type, config.logger),
+        train_dataset=train_rows,
+        eval_dataset=heldout_rows,
+        callbacks=callbacks,
+    )
+    _fit(trainer, folder)
+    interrupt.restore()
+    if interrupt.interrupted:
+        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
+        sys.exit(INTERRUPTED)
+    simulated = trainer.simulate(heldout_rows)
+    acceptance = {"mean_block_length": simulated.mean_block_length, "acceptance_at": simulated.acceptance_at, "on": "held-out answers, simulated"}
+    save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
+    target._fingerprint = None  # noqa: SLF001
+    if target.fingerprint() != fingerprint:
+        raise AssertionError("the target's weights have changed during training")
+    rates = " / ".join(f"{rate:.2f}" for rate in simulated.acceptance_at)
+    print(f"heads are in {folder}: mean block length {simulated.mean_block_length:.2f} (kept at place 1..K: {rates}) on held-out answers")
+    return simulated.mean_block_length
+
+
+def _texts(target: Target, config: MTPConfig) -> tuple[list[Example], list[Example], str]:
+    """Training and held-out examples, answered by the target, and the digest of all."""
+    folder = Path(config.paths.answers)
+    prompts = load_prompts(config.data)
+    answer_prompts(target, prompts, config.data, config.answers, folder)
+    answers = read_answers(folder)
+    examples = to_examples(answers, config.trainer.max_length)
+    train = [example for example in examples if example.split == "train"]
+    heldout = [example for example in examples if example.split == "heldout"]
+    if not train or not heldout:
+        raise ValueError(
+            f"{folder} gives {len(train)} training and {len(heldout)} held-out examples, and both are needed; "
+            "use more prompts (data.max_prompts) or another data.heldout_fraction"
+        )
+    return train, heldout, f"{answers_digest(answers)}-{config.trainer.max_length}"
+
+
+def _rows(
+    target: Target, train: list[Example], heldout: list[Example], digest: str, with_normaliser: bool, config: MTPConfig
+) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
+    if not config.cache.enabled:
+        return OnlineRows(train), OnlineRows(heldout)
+    folder = Path(config.paths.hidden)
+    train_rows = build_cache(target, train, config.cache, folder / "train", digest, with_normaliser)
+    return train_rows, build_cache(target, heldout, config.cache, folder / "heldout", digest, with_normaliser)
+
+
+def _fit(trainer: HeadTrainer, folder: Path) -> None:
+    """Train, from the last checkpoint where there is one. A non-finite loss keeps the weights of the last good step."""
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if last:
+        print(f"going on from {last}")
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    except NonFinite as error:
+        kept = folder / "last-finite"
+        save_heads(kept, trainer.head, {"stopped": str(error)})
+        raise ValueError(
+            f"{error}; the weights of the last good step are in {kept}. Lower trainer.learning_rate, or raise trainer.warmup_steps"
+        ) from error
+
+
+def provenance(config: MTPConfig, text_digest: str, num_examples: int, trainer: HeadTrainer) -> dict[str, Any]:
+    """How a checkpoint came about: command, commit, versions, text and settings."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    return {
+        "command": " ".join(["python", "-m", "train.mtp", *sys.argv[1:]]),
+        "commit": commit.stdout.strip() or "unknown",
+        "versions": {name: version(name) for name in ("foretoken", "torch", "transformers", "accelerate")},
+        "text_fingerprint": text_digest,
+        "num_examples": num_examples,
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "loss": asdict(config.loss),
+        "trainer": asdict(config.trainer),
+    }
+
+
+@entry(MTPConfig, "mtp")
+def main(config: MTPConfig) -> float:
+    """Entry point."""
+    return train_heads(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Training draft heads on transformers' Trainer: the loss, the held-out acceptance, the stop at Ctrl-C, the guards.
+
+Only the head is the Trainer's model: the target is never in its optimizer, its checkpoints or its device moves.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from tqdm import tqdm
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from models.decoding.sampling import SamplingParams
+from models.heads import DraftHead
+from train.acceptance import Simulated, accept_probabilities, simulate
+from train.examples import BucketSampler, Row, collate
+from train.hidden_cache import answer_positions, log_normalisers
+from train.losses import LossOptions, head_loss
+from train.targets import line_up
+
+BEST_METRIC = "eval_block_length"
+
+
+@dataclass
+class TrainerOptions:
+    """What a user sets of transformers' TrainingArguments, by the same names where they have one.
+
+    max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without a
+    longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights. max_length:
+    tokens of prompt and answer that are used.
+    """
+
+    num_train_epochs: float = 3.0
+    max_steps: int = 0
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 50
+    lr_scheduler_type: str = "cosine"
+    max_grad_norm: float = 1.0
+    eval_steps: int = 200
+    save_steps: int = 200
+    logging_steps: int = 10
+    patience: int = 0
+    autocast: bool = True
+    max_length: int = 1024
+    seed: int = 0
+    save_total_limit: int = 2
+
+
+class NonFinite(ValueError):
+    """The loss or a gradient is not a finite number; the head's weights are those of the last good step."""
+
+
+class HeadTrainer(Trainer):
+    """Trainer whose model is a DraftHead and whose metric is the simulated mean block length."""
+
+    def __init__(self, head: DraftHead, loss: LossOptions, sampling: SamplingParams, **kwargs: Any) -> None:
+        super().__init__(model=head, data_collator=collate, **kwargs)
+        # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
+        # accumulation and a larger batch give the same gradient.
+        self.model_accepts_loss_kwargs = True
+        self.head = head
+        self.loss_options = loss
+        self.sampling = sampling
+        self._sums: dict[str, Tensor] = {}
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
+        dataset = train_dataset if train_dataset is not None else self.train_dataset
+        return BucketSampler(dataset.lengths, self.args.train_batch_size, self.args.seed)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Tensor | None = None
+    ) -> Tensor:
+        hidden_BTH, normaliser_BT = self._teacher(inputs)
+        states_KBTH = model(hidden_BTH, inputs["input_ids"])
+        targets = line_up(states_KBTH, hidden_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
+        num_tokens = inputs["loss_mask"].sum() if num_items_in_batch is None else num_items_in_batch
+        if not targets.valid_KN.any() or not num_tokens > 0:
+            raise ValueError("a batch has no answer token to draft; check the loss masks and trainer.max_length")
+        loss = head_loss(self.head, targets, self.loss_options)
+        if not torch.isfinite(loss.total):
+            raise NonFinite(f"the loss is {loss.total.item()} at step {self.state.global_step}")
+        self._book(loss_K=loss.loss_K, correct_K=loss.correct_K, count_K=loss.count_K)
+        # With several processes gradients are averaged, while num_items_in_batch counts all of them.
+        return loss.total / num_tokens * (self.accelerator.num_processes if num_items_in_batch is not None else 1)
+
+    def _teacher(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [B, T, H] and log normalisers [B, T], from the cache's batch or from the target itself."""
+        if "hidden" in inputs:
+            return inputs["hidden"], inputs.get("log_normaliser")
+        target = self.head.target.get
+        hidden_BTH = target.hidden(inputs["input_ids"])
+        if self.head.draft_vocab is None:
+            return hidden_BTH, None
+        wanted_BT = answer_positions(inputs["loss_mask"])
+        flat = log_normalisers(target, hidden_BTH.flatten(0, 1), wanted_BT.flatten())
+        return hidden_BTH, flat.view(wanted_BT.shape).to(hidden_BTH.device)
+
+    def _book(self, **sums: Tensor) -> None:
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value.detach()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds loss and top-1 accuracy a head since the last line."""
+        if "loss" in logs and self._sums:
+            count_K = self._sums["count_K"].clamp(min=1)
+            for name, key in (("loss_head", "loss_K"), ("top1_head", "correct_K")):
+                for k, value in enumerate((self._sums[key] / count_K).tolist(), start=1):
+                    logs[f"{name}{k}"] = round(value, 4)
+            self._sums = {}
+        super().log(logs, start_time)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The simulated decoding of held-out answers."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        simulated = self.simulate(dataset)
+        metrics = {f"{metric_key_prefix}_block_length": simulated.mean_block_length}
+        for k, rate in enumerate(simulated.acceptance_at, start=1):
+            metrics[f"{metric_key_prefix}_acceptance{k}"] = rate
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def simulate(self, dataset: Dataset[Row]) -> Simulated:
+        """Mean block length and acceptance on these examples."""
+        self.head.eval()
+        accept = []
+        for index in tqdm(range(len(dataset)), desc="held-out", unit="text", leave=False):  # type: ignore[arg-type]
+            inputs = self._prepare_inputs(collate([dataset[index]]))
+            with self.compute_loss_context_manager():
+                hidden_BTH, _ = self._teacher(inputs)
+                accept.append(
+                    accept_probabilities(
+                        self.head, hidden_BTH[0], inputs["input_ids"][0], inputs["loss_mask"][0], self.sampling
+                    )
+                )
+        return simulate(accept)
+
+
+class GuardGradients(TrainerCallback):
+    """Stops before an optimizer step that would write a non-finite gradient into the weights."""
+
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
+        bad = [n for n, p in kw["model"].named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
+        if bad:
+            raise NonFinite(f"the gradient of {bad[0]} is not finite at step {state.global_step}")
+
+
+class StopOnInterrupt(TrainerCallback):
+    """First Ctrl-C (or SIGTERM): finish the step, save, stop. Second: stop at once."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._before: dict[int, Any] = {}
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Give the signals back to whom they belonged."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            self.restore()
+            raise KeyboardInterrupt
+        self.interrupted = True
+        print("\nstopping after this step; once more to stop at once", flush=True)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.interrupted:
+            control.should_save = True
+            control.should_training_stop = True
+
+
+def training_arguments(options: TrainerOptions, folder: Path, device: str, report_to: str) -> TrainingArguments:
+    """TrainingArguments for these options. Evaluation and saving share their steps, so that the best one is kept."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=options.num_train_epochs,
+        max_steps=options.max_steps or -1,
+        per_device_train_batch_size=options.per_device_train_batch_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        warmup_steps=options.warmup_steps,
+        lr_scheduler_type=options.lr_scheduler_type,
+        max_grad_norm=options.max_grad_norm,
+        eval_strategy="steps",
+        eval_steps=options.eval_steps,
+        save_strategy="steps",
+        save_steps=options.save_steps,
+        save_total_limit=options.save_total_limit,
+        load_best_model_at_end=True,
+        metric_for_best_model=BEST_METRIC,
+        greater_is_better=True,
+        logging_steps=options.logging_steps,
+        bf16=options.autocast,
+        use_cpu=device == "cpu",
+        seed=options.seed,
+        data_seed=options.seed,
+        remove_unused_columns=False,
+        report_to=[] if report_to in ("none", "jsonl") else [report_to],
+        dataloader_num_workers=0,
+    )
+
+
+def early_stopping(options: TrainerOptions) -> list[TrainerCallback]:
+    """The early-stop callback, if patience asks for it."""
+    return [EarlyStoppingCallback(early_stopping_patience=options.patience)] if options.patience else []
+
+
