@@ -184,7 +184,7 @@ def _legend(session: Session, target: Target, config: BenchConfig, run: dict[str
     return [
         f"{target.name}, {str(target.dtype).removeprefix('torch.')}, batch size {config.batch_size}, {how}.",
         f"tokens/s: median (lowest–highest) of {config.rounds} rounds, the prompts' own passes included.",
-        "pass / bare: a target pass of the row over a bare forward of one token. draft / pass: drafting over a target pass.",
+        "pass / bare: the row's target pass over a bare forward of one token. draft / pass: drafting over that pass.",
         "gap: furthest, in logits, that one of two differing tokens lay below the target's best one.",
         f"peak: {session.memory_kind}.",
         f"{run['command']}",
@@ -201,8 +201,8 @@ def _require_heldout(checkpoint: dict[str, Any], config: BenchConfig) -> None:
     trained_with = checkpoint.get("provenance", {}).get("data", {}).get("heldout_fraction")
     if trained_with is not None and config.data.heldout_fraction > trained_with:
         raise ValueError(
-            f"data.heldout_fraction={config.data.heldout_fraction}: {config.checkpoint} was trained with {trained_with}, "
-            f"so some of these prompts were in its training; use at most data.heldout_fraction={trained_with}"
+            f"data.heldout_fraction={config.data.heldout_fraction}: {config.checkpoint} had {trained_with} in "
+            f"training, where some of these prompts occurred; use at most data.heldout_fraction={trained_with}"
         )
 
 

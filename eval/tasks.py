@@ -59,10 +59,15 @@ def make_groups(
     has. Raises ValueError for a task that the data lacks, or with too few prompts.
     """
     found = heldout_by_task(load_prompts(data))
+    if not found:
+        raise ValueError(
+            f"data.source={data.source} has no held-out prompt (data.heldout_fraction={data.heldout_fraction}); "
+            "raise the fraction, use more prompts, or another source"
+        )
     groups = []
     for task in tasks or sorted(found):
         if task not in found:
-            has = ", ".join(sorted(found)) or "none (data.heldout_fraction is too small)"
+            has = ", ".join(sorted(found))
             raise ValueError(f"tasks names {task!r}: the held-out prompts of data.source={data.source} are {has}")
         room = context_length - max(max_new_tokens.values())
         rendered: list[list[int]] = []

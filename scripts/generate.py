@@ -1,0 +1,157 @@
+"""`python -m scripts.generate CHECKPOINT --prompt "..."`: one prompt in, its answer out as it comes.
+
+Tokens that the heads drafted and the target accepted are coloured. The last line (stderr) tells the speed.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from omegaconf import OmegaConf
+
+from models.checkpoint import load_heads, read_config
+from models.decoding.decoder import Decoder
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.rows import DecodeResult, GenerationParams
+from models.decoding.sampling import SamplingParams
+from models.decoding.stops import Detokenizer, IncrementalText
+from models.target import DTYPES, Target, TargetOptions, load_target
+from train.data import Prompt, render_prompt
+
+MODELS = Path(__file__).resolve().parent.parent / "conf" / "model"
+GREEN, RESET = "\x1b[32m", "\x1b[0m"
+INTERRUPTED = 130
+
+
+class Printer:
+    """Writes text as its tokens come, whole characters only; in green what was drafted and accepted."""
+
+    def __init__(self, tokenizer: Detokenizer, write: Callable[[str], object], is_coloured: bool) -> None:
+        self._text = IncrementalText(tokenizer)
+        self._write = write
+        self._is_coloured = is_coloured
+
+    def __call__(self, index: int, tokens: Sequence[int], accepted: Sequence[bool]) -> None:
+        """Take in a block. A character of several tokens has the colour of its last one."""
+        for token, is_accepted in zip(tokens, accepted, strict=True):
+            if piece := self._text.add(token):
+                self._write(f"{GREEN}{piece}{RESET}" if is_accepted and self._is_coloured else piece)
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """For a terminal that shows colours, unless NO_COLOR (no-color.org) says otherwise."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def find_target(name: str) -> TargetOptions:
+    """A model of conf/model by its file's name or its own, else a local folder or a name of the hub."""
+    for path in sorted(MODELS.glob("*.yaml")):
+        merged = OmegaConf.merge(OmegaConf.structured(TargetOptions), OmegaConf.load(path))
+        options = OmegaConf.to_object(merged)
+        assert isinstance(options, TargetOptions)
+        if name in (path.stem, options.name):
+            return options
+    return TargetOptions(name=name)
+
+
+def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
+    """The last line: speed, and what drafting gave."""
+    counters = result.counters
+    parts = [f"{counters.emitted} tokens in {seconds:.1f} s: {counters.emitted / seconds:.1f} tokens/s"]
+    if counters.drafted:
+        by_place = " ".join(f"{share:.2f}" for share in counters.acceptance_by_place)
+        parts.append(f"mean block length {counters.mean_block_length:.2f}")
+        parts.append(f"acceptance {counters.acceptance_rate:.2f} (kept at place 1, 2, ...: {by_place})")
+        parts += ["green: drafted and accepted"] * is_coloured
+    return "; ".join(parts)
+
+
+def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr: TextIO) -> DecodeResult:
+    """Load, decode and print. ValueError for what does not fit."""
+    name = arguments.target or read_config(arguments.checkpoint)["target"]["name"]
+    options = find_target(name)
+    options = replace(options, dtype=arguments.dtype or options.dtype, device=arguments.device or options.device)
+    target = load_target(options)
+    sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
+    params = GenerationParams(arguments.max_new_tokens, sampling, arguments.seed)
+    is_coloured = wants_colour(stdout, os.environ)
+
+    def write(text: str) -> None:
+        print(text, end="", file=stdout, flush=True)
+
+    decoder = _make_decoder(target, arguments)
+    prompt_ids = render_prompt(target.tokenizer, _as_prompt(prompt, arguments.raw))
+    started = time.perf_counter()
+    (result,) = decoder.generate([prompt_ids], params, on_tokens=Printer(target.tokenizer, write, is_coloured))
+    seconds = time.perf_counter() - started
+    print(file=stdout, flush=True)
+    print(describe(result, seconds, is_coloured), file=stderr)
+    return result
+
+
+def _make_decoder(target: Target, arguments: argparse.Namespace) -> Decoder:
+    if arguments.plain:
+        return Decoder(target)
+    head = load_heads(arguments.checkpoint, target)
+    num_draft_tokens = head.num_draft_tokens if arguments.num_draft_tokens is None else arguments.num_draft_tokens
+    return Decoder(target, HeadsDrafter(head), num_draft_tokens)
+
+
+def _as_prompt(text: str, is_raw: bool) -> Prompt:
+    if is_raw:
+        return Prompt("prompt", "completion", text=text)
+    return Prompt("prompt", "chat", messages=({"role": "user", "content": text},))
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.generate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", type=Path, help="folder that `python -m train.mtp` wrote")
+    parser.add_argument("--prompt", help="what to answer; without it, the prompt is read from stdin")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument("--plain", action="store_true", help="decode without the heads")
+    parser.add_argument("-K", "--num-draft-tokens", type=int, metavar="K", help="drafted tokens in a block")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="0 is off")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1 is off")
+    parser.add_argument("--min-p", type=float, default=0.0, help="0 is off")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", help="hub name, local folder or file in conf/model, if not the checkpoint's own")
+    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--device", help="auto, cpu, cuda, ...")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = parse_arguments(words)
+    try:
+        if arguments.threads is not None:
+            if arguments.threads < 1:
+                raise ValueError(f"--threads {arguments.threads}: must be at least 1")
+            torch.set_num_threads(arguments.threads)
+        if arguments.prompt is None and sys.stdin.isatty():
+            print("Prompt, ended by Ctrl-D:", file=sys.stderr)
+        prompt = sys.stdin.read().rstrip("\n") if arguments.prompt is None else arguments.prompt
+        if not prompt:
+            raise ValueError('the prompt is empty; give --prompt "..." or some text on stdin')
+        generate(arguments, prompt, sys.stdout, sys.stderr)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

