@@ -19,11 +19,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, get_layer_types_and_kwargs
 
+from models.decoding.attention import PACKED
+
 # None inside the dict as well: that layer type needs no mask in this pass.
 AttentionMasks = Tensor | dict[str, Any] | None
 
 SUPPORTED_LAYER_TYPES = ("full_attention", "sliding_attention")
-SUPPORTED_ATTENTION = ("sdpa", "eager")
+SUPPORTED_ATTENTION = ("sdpa", "eager", PACKED)
 MIN_SLOTS = 64
 GROWTH = 1.5  # a buffer that is full grows by this factor, so that appending costs O(1) copies a token
 
@@ -75,7 +77,7 @@ class RaggedCache(Cache):
         if attention not in SUPPORTED_ATTENTION:
             raise ValueError(
                 f"attn_implementation={attention!r} takes no 4D mask, which ragged rows need; load the target "
-                f"with one of {', '.join(SUPPORTED_ATTENTION)}."
+                f"with one of {', '.join(SUPPORTED_ATTENTION[:2])}."
             )
         super().__init__(layers=[_RaggedLayer(t == "sliding_attention") for t in types])
         window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None

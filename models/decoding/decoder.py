@@ -12,13 +12,14 @@ Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from models.decoding.attention import packed_attention
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
 from models.decoding.drafters.base import Drafter
@@ -96,23 +97,29 @@ class Decoder:
         waiting = deque(self._make_row(index, prompt, params) for index, prompt in enumerate(prompts))
         results: list[DecodeResult | None] = [None] * len(prompts)
         self.timings = Timings()
+        with packed_attention(self.target.model, self.drafter.network if self.drafter else None):
+            for row in self._finished_rows(waiting, max_batch_size, params, on_tokens):
+                results[row.index] = result = row.result()
+                if on_done is not None:
+                    on_done(row.index, result)
+        return [result for result in results if result is not None]
+
+    def _finished_rows(
+        self, waiting: deque[Row], max_batch_size: int, params: GenerationParams, on_tokens: OnTokens | None
+    ) -> Iterator[Row]:
+        """Decode the waiting rows and yield each when it ends."""
         batch: _Batch | None = None
         while waiting or batch is not None:
             num_free = max_batch_size - (len(batch.rows) if batch else 0)
             # A prefill holds up the running rows, so room is filled a few prompts at a time.
             if waiting and num_free >= min(len(waiting), max(1, max_batch_size // 4)):
-                admitted = [waiting.popleft() for _ in range(min(num_free, len(waiting)))]
-                touched, joined = admitted, self._prefill(admitted, params, on_tokens)
-                batch = self._merge(batch, joined)
+                touched = [waiting.popleft() for _ in range(min(num_free, len(waiting)))]
+                batch = self._merge(batch, self._prefill(touched, params, on_tokens))
             else:
                 assert batch is not None
-                touched, batch = list(batch.rows), self._decode_block(batch, params, on_tokens)
-            for row in touched:
-                if row.is_finished:
-                    results[row.index] = result = row.result()
-                    if on_done is not None:
-                        on_done(row.index, result)
-        return [result for result in results if result is not None]
+                touched = list(batch.rows)
+                batch = self._decode_block(batch, params, on_tokens)
+            yield from (row for row in touched if row.is_finished)
 
     def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
         if not prompt:

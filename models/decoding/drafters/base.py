@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.decoding.sampling import SamplingParams
 
@@ -32,6 +32,7 @@ class Drafter(Protocol):
 
     vocab_size: int  # must be the target's
     max_draft_tokens: int | None  # longest block it can propose; None: any
+    network: nn.Module | None  # what runs while drafting; None for a drafter without a network
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Any:
         """State of a new batch with these prompts. The first `absorb` covers them."""

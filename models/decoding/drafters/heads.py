@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.decoding.drafters.base import Draft
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
@@ -15,6 +15,7 @@ class HeadsDrafter:
 
     def __init__(self, head: DraftHead) -> None:
         self.head = head
+        self.network: nn.Module | None = head
         self.vocab_size = head.vocab_size
         self.max_draft_tokens: int | None = None if head.recursive else head.num_draft_tokens
 

@@ -26,6 +26,7 @@ class ScriptedDrafter:
     """
 
     max_draft_tokens = None
+    network = None
 
     def __init__(self, target: Target, continuations: dict[tuple[int, ...], list[int]]) -> None:
         self.target = target
@@ -35,9 +36,7 @@ class ScriptedDrafter:
     def start(self, prompts: Sequence[Sequence[int]]) -> ScriptedState:
         return ScriptedState([[prompt[0]] for prompt in prompts], [len(prompt) for prompt in prompts])
 
-    def absorb(
-        self, state: ScriptedState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]
-    ) -> None:
+    def absorb(self, state: ScriptedState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
         assert hidden_BTH.shape[:2] == next_tokens_BT.shape
         assert len(counts) == len(state.texts)
         for b, text in enumerate(state.texts):
@@ -78,6 +77,7 @@ class BigramDrafter:
     """q depends on the last token alone, through a table of random logits: a real distribution that fits badly."""
 
     max_draft_tokens = None
+    network = None
 
     def __init__(self, vocab_size: int, seed: int = 0, scale: float = 1.5) -> None:
         self.vocab_size = vocab_size
@@ -112,3 +112,10 @@ def random_prompts(count: int, longest: int, vocab_size: int = 259, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def transformers_generate(target: Target, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """Greedy tokens by transformers' own loop, attention and cache."""
+    ids_1T = torch.tensor([prompt])
+    output = target.model.generate(ids_1T, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0)
+    return output[0, len(prompt) :].tolist()

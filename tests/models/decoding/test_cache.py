@@ -81,7 +81,13 @@ def test_rows_leave_and_join(target: Target) -> None:
     texts = [random_tokens(length, seed=length) for length in (5, 33, 12, 20)]
     cache = make_cache(target, len(texts))
     feed(target, cache, texts)
-    for rows, joining in [([3, 1, 2], [60, 2]), ([0, 4, 2, 3], []), ([2, 0], [9]), ([1], [70, 1, 3]), ([0, 1, 2, 3], [])]:
+    for rows, joining in [
+        ([3, 1, 2], [60, 2]),
+        ([0, 4, 2, 3], []),
+        ([2, 0], [9]),
+        ([1], [70, 1, 3]),
+        ([0, 1, 2, 3], []),
+    ]:
         cache.select_rows(rows)
         texts = [texts[row] for row in rows]
         if joining:
@@ -148,7 +154,9 @@ def test_refuses_attention_without_masks() -> None:
         RaggedCache(config, batch_size=1)
 
 
-@pytest.mark.parametrize("call", [lambda c: c.crop(-1), lambda c: c.reorder_cache(None), lambda c: c.batch_select_indices(None)])
+@pytest.mark.parametrize(
+    "call", [lambda c: c.crop(-1), lambda c: c.reorder_cache(None), lambda c: c.batch_select_indices(None)]
+)
 def test_refuses_changes_that_ignore_lengths(call) -> None:
     with pytest.raises(NotImplementedError, match="RaggedCache"):
         call(make_cache(make_tiny_target(), 1))

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-import torch
 
 from models.decoding.counters import add_up
 from models.decoding.decoder import Decoder
@@ -11,17 +10,11 @@ from models.decoding.reference import decode_plainly
 from models.decoding.rows import DecodeResult, GenerationParams
 from models.target import Target
 from models.tiny import FAMILIES, make_tiny_target
-from tests.models.decoding.scripted import ScriptedDrafter, random_prompts
+from tests.models.decoding.scripted import ScriptedDrafter, random_prompts, transformers_generate
 
 NUM_PROMPTS = 6
 NEW_TOKENS = 20
 PROMPTS = random_prompts(NUM_PROMPTS, longest=25)
-
-
-def transformers_generate(target: Target, prompt: list[int], max_new_tokens: int) -> list[int]:
-    ids_1T = torch.tensor([prompt])
-    output = target.model.generate(ids_1T, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0)
-    return output[0, len(prompt) :].tolist()
 
 
 class Case:
@@ -62,8 +55,17 @@ def test_plain_equals_reference(case: Case, max_batch_size: int) -> None:
 
 @pytest.mark.parametrize("max_batch_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 3, 4, 5, 6])
-def test_speculative_equals_reference(case: Case, num_draft_tokens: int, max_batch_size: int) -> None:
-    """Every acceptance count occurs in every place of the batch; rows leave and join on the way."""
+def test_speculative_equals_reference(llama: Case, num_draft_tokens: int, max_batch_size: int) -> None:
+    check_speculative(llama, num_draft_tokens, max_batch_size)
+
+
+@pytest.mark.parametrize(("num_draft_tokens", "max_batch_size"), [(1, 4), (2, 3), (3, 1), (4, 2), (6, 4)])
+def test_speculative_equals_reference_in_every_family(case: Case, num_draft_tokens: int, max_batch_size: int) -> None:
+    check_speculative(case, num_draft_tokens, max_batch_size)
+
+
+def check_speculative(case: Case, num_draft_tokens: int, max_batch_size: int) -> None:
+    """Every acceptance count occurs, in ragged batches whose rows leave and join on the way."""
     params = GenerationParams(max_new_tokens=NEW_TOKENS, eos_token_ids=())
     results = Decoder(case.target, case.drafter, num_draft_tokens).generate(case.prompts, params, max_batch_size)
     assert [result.tokens for result in results] == case.endless
@@ -90,7 +92,7 @@ def test_length_limit(llama: Case, max_new_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 6])
-@pytest.mark.parametrize("stop_place", [0, 1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("stop_place", [0, 1, 2, 4, 9])
 def test_eos_inside_a_block(llama: Case, num_draft_tokens: int, stop_place: int) -> None:
     """Any token may be the EOS: it closes the tokens, whether drafted, recovered, a bonus, or the prefill's."""
     decoder = Decoder(llama.target, llama.drafter if num_draft_tokens else None, num_draft_tokens)
@@ -179,7 +181,9 @@ def test_context_end_is_a_length_limit() -> None:
     for decoder in (Decoder(target), Decoder(target, endless.drafter, 5)):
         results = decoder.generate(prompts, GenerationParams(max_new_tokens=40, eos_token_ids=()))
         assert [len(p) + len(r.tokens) for p, r in zip(prompts, results, strict=True)] == [32, 32, 32]
-        assert [r.tokens for r in results] == [e[: len(r.tokens)] for e, r in zip(endless.endless, results, strict=True)]
+        assert [r.tokens for r in results] == [
+            e[: len(r.tokens)] for e, r in zip(endless.endless, results, strict=True)
+        ]
 
 
 def test_timings_cover_the_passes(llama: Case) -> None:

@@ -69,7 +69,9 @@ def test_chi_square_has_power(target: Target) -> None:
     other = SamplingParams(SAMPLING.temperature * 0.75, SAMPLING.top_k, SAMPLING.top_p)
     params = GenerationParams(NUM_TOKENS, other, seed=11, eos_token_ids=())
     results = Decoder(target).generate([[5, 7, 4]] * NUM_SAMPLES, params, 64)
-    assert chi_square_p_value([result.tokens for result in results], exact_law(target, [5, 7, 4], SAMPLING)) < FALSE_ALARM
+    assert (
+        chi_square_p_value([result.tokens for result in results], exact_law(target, [5, 7, 4], SAMPLING)) < FALSE_ALARM
+    )
 
 
 def sample(

@@ -89,7 +89,14 @@ def test_sample_from_never_gives_probability_zero() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", 1.5)],
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", 1.5),
+    ],
 )
 def test_refuses_values_out_of_range(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{option}={value}: must be"):

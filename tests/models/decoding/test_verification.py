@@ -1,9 +1,9 @@
 """The verification rule, exact: every draft and every outcome enumerated in float64, against the target's joint law.
 
-A verdict depends on each uniform only through the cell it falls in. So the law is a finite sum: the rule is evaluated at the
-midpoint of every cell of a partition that contains all true edges (computed here, independently of the code), weighted by the
-cells' sizes. Further random edges change nothing for correct code and show a wrong threshold. The same checks are then shown to
-fail for faults planted in the real source.
+A verdict depends on each uniform only through the cell it falls in. So the law is a finite sum: the rule is evaluated
+at the midpoint of every cell of a partition that contains all true edges (computed here, independently of the code),
+weighted by the cells' sizes. Further random edges change nothing for correct code and show a wrong threshold. The same
+checks are then shown to fail for faults planted in the real source.
 """
 
 import inspect
@@ -54,7 +54,7 @@ def cells(edges: list[float], rng: np.random.Generator) -> list[tuple[float, flo
 
 
 def output_law(verify: Callable, toy: Toy, num_drafted: int, width: int, one_hot: bool) -> np.ndarray:
-    """Joint law of num_drafted + 1 tokens: one block of `width` places of which num_drafted count, then the target's own."""
+    """Joint law of num_drafted + 1 tokens: one block of num_drafted (padded to `width`), then the target's own."""
     rng = np.random.default_rng(7)
     vocab_size = toy.vocab_size
     p_rows, q_rows, drafts, uniforms, finals, weights = [], [], [], [], [], []
@@ -127,7 +127,9 @@ def check_same(code: SimpleNamespace) -> None:
     p = torch.tensor([[0.2, 0.5, 0.3]])
     assert torch.equal(code.residual_probs(p, p), p)
     below = torch.full((1, 1), 1.0 - 2.0**-53, dtype=torch.float64)
-    verdict = code.verify_tokens(p[:, None].repeat(1, 2, 1), p[:, None], torch.tensor([[1]]), torch.tensor([1]), below, below[0])
+    verdict = code.verify_tokens(
+        p[:, None].repeat(1, 2, 1), p[:, None], torch.tensor([[1]]), torch.tensor([1]), below, below[0]
+    )
     assert verdict.num_accepted_B.tolist() == [1]
     assert verdict.is_bonus_B.tolist() == [True]
 
@@ -177,12 +179,24 @@ PLANTED = {
     "accepts past the first rejection": (".cumprod(dim=1).sum(dim=1)", ".sum(dim=1)"),
     "padding is judged": (" & (steps_K < num_drafted_B[:, None])", ""),
     "bonus from q": ("torch.where(is_bonus_B[:, None], p_BV,", "torch.where(is_bonus_B[:, None], q_BV,"),
-    "no bonus in short rows": ("is_bonus_B = num_accepted_B == num_drafted_B", "is_bonus_B = num_accepted_B == num_draft_tokens"),
+    "no bonus in short rows": (
+        "is_bonus_B = num_accepted_B == num_drafted_B",
+        "is_bonus_B = num_accepted_B == num_draft_tokens",
+    ),
     "p one place late": ("target_probs_BKV[:, :num_draft_tokens]", "target_probs_BKV[:, 1:]"),
-    "next token one place early": ("target_probs_BKV[rows_B, num_accepted_B]", "target_probs_BKV[rows_B, (num_accepted_B - 1).clamp(min=0)]"),
+    "next token one place early": (
+        "target_probs_BKV[rows_B, num_accepted_B]",
+        "target_probs_BKV[rows_B, (num_accepted_B - 1).clamp(min=0)]",
+    ),
     "q of the first place": ("draft_probs_BKV[rows_B, rejected_B]", "draft_probs_BKV[:, 0]"),
-    "uniform used twice": ("sample_from(next_probs_BV, final_uniform_B)", "sample_from(next_probs_BV, uniforms_BK[rows_B, rejected_B])"),
-    "one-hot q of the wrong token": ("draft_tokens_BK[rows_B, rejected_B][:, None], 1.0", "draft_tokens_BK[:, :1], 1.0"),
+    "uniform used twice": (
+        "sample_from(next_probs_BV, final_uniform_B)",
+        "sample_from(next_probs_BV, uniforms_BK[rows_B, rejected_B])",
+    ),
+    "one-hot q of the wrong token": (
+        "draft_tokens_BK[rows_B, rejected_B][:, None], 1.0",
+        "draft_tokens_BK[:, :1], 1.0",
+    ),
     "one-hot draft taken as always right": ("q_x_BK = torch.ones_like(p_x_BK)", "q_x_BK = p_x_BK"),
 }
 
