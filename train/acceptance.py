@@ -39,14 +39,14 @@ def accept_probabilities(
     it kept those before; 0 past the answer's end. hidden, ids and mask [T] are one example's, answer at the end."""
     first = int(loss_mask_T.nonzero()[0])
     length = len(input_ids_T) - first
-    states_KTH = head(hidden_TH[None], input_ids_T[None])[:, 0]
+    # Root i stands at position first + i, so its block reads the hidden state before it.
+    bases_1L = torch.arange(first - 1, first - 1 + length, device=input_ids_T.device)[None]
+    states_KLH = head(hidden_TH[None], input_ids_T[None], bases_1L)[:, 0]
     out_KL = torch.zeros(head.num_draft_tokens, length)
     for k in range(1, min(head.num_draft_tokens, length - 1) + 1):
-        # Root i stands at position first + i, so its block reads the hidden state before it.
-        base = slice(first - 1, first - 1 + length - k)
         labels = input_ids_T[first + k :]
         teacher = hidden_TH[first - 1 + k : first - 1 + length]
-        out_KL[k - 1, : length - k] = _kept(head, states_KTH[k - 1, base], k, labels, teacher, sampling)
+        out_KL[k - 1, : length - k] = _kept(head, states_KLH[k - 1, : length - k], k, labels, teacher, sampling)
     return out_KL
 
 

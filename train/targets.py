@@ -44,27 +44,39 @@ def supervised(loss_mask_BT: Tensor, num_draft_tokens: int) -> Tensor:
     return torch.stack(rows)
 
 
+def draft_bases(loss_mask_BT: Tensor) -> Tensor:
+    """Positions [B, S] from which any head is supervised, row by row and in order; short rows repeat position 0."""
+    starts_BT = supervised(loss_mask_BT, 1)[0]
+    width = max(1, int(starts_BT.sum(dim=1).max()))
+    order_BT = torch.argsort((~starts_BT).to(torch.int8), dim=1, stable=True)[:, :width]
+    return order_BT * starts_BT.gather(1, order_BT)
+
+
 def line_up(
-    states_KBTH: Tensor,
+    states_KBSH: Tensor,
+    bases_BS: Tensor,
     hidden_BTH: Tensor,
     input_ids_BT: Tensor,
     loss_mask_BT: Tensor,
     log_normaliser_BT: Tensor | None = None,
 ) -> HeadTargets:
-    """Gather the supervised entries of all heads by the position of their teacher."""
-    num_steps, num_rows, length, _ = states_KBTH.shape
+    """Gather the supervised entries of all heads by the position of their teacher. bases_BS as `draft_bases` gives them."""
+    num_steps, length = states_KBSH.shape[0], input_ids_BT.shape[1]
     valid_KBT = supervised(loss_mask_BT, num_steps)
     # Shift head k's column t to its teacher's column s = t + k.
     by_teacher_KBT = torch.stack([torch.nn.functional.pad(valid_KBT[k], (k + 1, 0))[:, :length] for k in range(num_steps)])
     rows_N, columns_N = by_teacher_KBT.any(dim=0).nonzero(as_tuple=True)
     steps_K1 = torch.arange(1, num_steps + 1, device=columns_N.device)[:, None]
-    valid_KN = by_teacher_KBT[:, rows_N, columns_N]
     # Where head k has no entry the column would be negative; any will do, since it is not valid.
-    source_KN = (columns_N - steps_K1).clamp(min=0)
+    base_KN = (columns_N - steps_K1).clamp(min=0)
+    place_BT = torch.zeros_like(input_ids_BT)
+    places_S = torch.arange(bases_BS.shape[1], device=bases_BS.device)
+    # Short rows repeat position 0; whichever of the repeats is found, its state is that of position 0.
+    place_BT.scatter_(1, bases_BS, places_S.expand(bases_BS.shape))
     return HeadTargets(
-        states_KNH=states_KBTH[steps_K1 - 1, rows_N, source_KN],
+        states_KNH=states_KBSH[steps_K1 - 1, rows_N, place_BT[rows_N, base_KN]],
         teacher_NH=hidden_BTH[rows_N, columns_N],
         labels_N=input_ids_BT[rows_N, columns_N + 1],
-        valid_KN=valid_KN,
+        valid_KN=by_teacher_KBT[:, rows_N, columns_N],
         log_normaliser_N=None if log_normaliser_BT is None else log_normaliser_BT[rows_N, columns_N],
     )

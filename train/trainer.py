@@ -23,7 +23,7 @@ from train.acceptance import Simulated, accept_probabilities, simulate
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.losses import LossOptions, head_loss
-from train.targets import line_up
+from train.targets import draft_bases, line_up
 
 BEST_METRIC = "eval_block_length"
 
@@ -81,8 +81,9 @@ class HeadTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Tensor | None = None
     ) -> Tensor:
         hidden_BTH, normaliser_BT = self._teacher(inputs)
-        states_KBTH = model(hidden_BTH, inputs["input_ids"])
-        targets = line_up(states_KBTH, hidden_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
+        bases_BS = draft_bases(inputs["loss_mask"])
+        states_KBSH = model(hidden_BTH, inputs["input_ids"], bases_BS)
+        targets = line_up(states_KBSH, bases_BS, hidden_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
         num_tokens = inputs["loss_mask"].sum() if num_items_in_batch is None else num_items_in_batch
         if not targets.valid_KN.any() or not num_tokens > 0:
             raise ValueError("a batch has no answer token to draft; check the loss masks and trainer.max_length")

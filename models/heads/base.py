@@ -78,11 +78,11 @@ class DraftHead(nn.Module, ABC):
     # Training
 
     @abstractmethod
-    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor) -> Tensor:
-        """Teacher-forced states [K, B, T, H]: entry [k-1, b, t] predicts token t + 1 + k of row b.
+    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
+        """Teacher-forced states [K, B, S, H]: entry [k-1, b, i] predicts token t + 1 + k of row b, where t = bases_BS[b, i].
 
-        Rows are left-aligned, right padding is allowed and changes nothing before it. The last k states of a row have
-        no label; what they hold is unspecified.
+        bases_BS: the positions that drafts start from, default all T. Rows are left-aligned; right padding is allowed and
+        changes nothing before it. Where token t + k does not exist the state is unspecified, and has no label.
         """
 
     def output_weight(self, step: int) -> Tensor:
@@ -167,9 +167,19 @@ class _Unregistered:
         self.get = target
 
 
-def shift_left(ids_BT: Tensor, steps: int) -> Tensor:
-    """Column t gets token t + steps; columns past the end get token 0 (they carry no label)."""
-    return F.pad(ids_BT[:, steps:], (0, min(steps, ids_BT.shape[1])))
+def all_bases(input_ids_BT: Tensor) -> Tensor:
+    """Every position of every row: [B, T]."""
+    return torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device).expand(input_ids_BT.shape)
+
+
+def tokens_after(input_ids_BT: Tensor, bases_BS: Tensor, steps: int) -> Tensor:
+    """Token t + steps for every base t: [B, S]. Past the end it is the row's last one, whose state carries no label."""
+    return input_ids_BT.gather(1, (bases_BS + steps).clamp(max=input_ids_BT.shape[1] - 1))
+
+
+def at_bases(hidden_BTH: Tensor, bases_BS: Tensor) -> Tensor:
+    """Entries [B, S, H] at the bases."""
+    return hidden_BTH.gather(1, bases_BS[..., None].expand(-1, -1, hidden_BTH.shape[-1]))
 
 
 def last_kept(hidden_BTH: Tensor, counts: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.base import DraftHead, HeadOptions, HeadState, last_kept, shift_left
+from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept, tokens_after
 from models.target import Target
 
 
@@ -52,10 +52,12 @@ class HydraHeads(DraftHead):
             HydraMLP(self.hidden_size, step, options.num_layers) for step in range(1, options.num_draft_tokens + 1)
         ).to(target.device)
 
-    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor) -> Tensor:
-        hidden_BTH = hidden_BTH.to(self.trainable_dtype())
-        embeddings = [self._embed(shift_left(input_ids_BT, step)) for step in range(1, self.num_draft_tokens + 1)]
-        return torch.stack([head(hidden_BTH, embeddings[: k + 1]) for k, head in enumerate(self.heads)])
+    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
+        bases_BS = all_bases(input_ids_BT) if bases_BS is None else bases_BS
+        hidden_BSH = at_bases(hidden_BTH, bases_BS).to(self.trainable_dtype())
+        steps = range(1, self.num_draft_tokens + 1)
+        embeddings = [self._embed(tokens_after(input_ids_BT, bases_BS, step)) for step in steps]
+        return torch.stack([head(hidden_BSH, embeddings[: k + 1]) for k, head in enumerate(self.heads)])
 
     def start(self, batch_size: int) -> HydraState:
         device = self.target.get.device

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.base import DraftHead, HeadOptions, HeadState, last_kept
+from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept
 from models.target import Target
 
 
@@ -46,9 +46,10 @@ class MedusaHeads(DraftHead):
             for _ in range(options.num_draft_tokens)
         ).to(target.device)
 
-    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor) -> Tensor:
-        hidden_BTH = hidden_BTH.to(self.trainable_dtype())
-        return torch.stack([head(hidden_BTH) for head in self.heads])
+    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
+        bases_BS = all_bases(input_ids_BT) if bases_BS is None else bases_BS
+        hidden_BSH = at_bases(hidden_BTH, bases_BS).to(self.trainable_dtype())
+        return torch.stack([head(hidden_BSH) for head in self.heads])
 
     def start(self, batch_size: int) -> MedusaState:
         return MedusaState(0, torch.zeros(batch_size, self.hidden_size, device=self.target.get.device))

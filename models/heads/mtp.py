@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from models.decoding.cache import RaggedCache
-from models.heads.base import DraftHead, HeadOptions, HeadState, last_kept, shift_left
+from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept, tokens_after
 from models.target import Target
 
 
@@ -72,15 +72,19 @@ class MTPHead(DraftHead):
         self.norm_out = copy.deepcopy(target.decoder.norm)
         self.float().requires_grad_(True).to(target.device)
 
-    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor) -> Tensor:
-        length = hidden_BTH.shape[1]
+    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
+        everywhere_BT = all_bases(input_ids_BT)
+        bases_BS = everywhere_BT if bases_BS is None else bases_BS
         cache = DynamicCache()
-        state = hidden_BTH.to(self.trainable_dtype())
-        start_T = torch.arange(length, device=hidden_BTH.device)
-        states = []
-        for step in range(1, self.num_draft_tokens + 1):
-            mask = _step_mask(start_T, step, state.dtype)
-            state = self._run(state, shift_left(input_ids_BT, step), start_T[None] + step - 1, mask, cache)
+        # Step 1 runs over all positions, since their entries are the context of all steps; later ones over the bases alone.
+        mask = _step_mask(everywhere_BT[:1], everywhere_BT, 1, self.trainable_dtype())
+        first_ids_BT = tokens_after(input_ids_BT, everywhere_BT, 1)
+        state = self._run(hidden_BTH.to(self.trainable_dtype()), first_ids_BT, everywhere_BT[:1], mask, cache)
+        state = at_bases(state, bases_BS)
+        states = [state]
+        for step in range(2, self.num_draft_tokens + 1):
+            mask = _step_mask(bases_BS, everywhere_BT, step, state.dtype)
+            state = self._run(state, tokens_after(input_ids_BT, bases_BS, step), bases_BS + step - 1, mask, cache)
             states.append(state)
         return torch.stack(states)
 
@@ -144,10 +148,10 @@ class MTPHead(DraftHead):
             state.num_drafted_entries = 0
 
 
-def _step_mask(positions_T: Tensor, step: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [1, 1, T, step * T]: causal over step 1's entries, the diagonal over those of steps 2..step."""
-    causal = positions_T[None, :] <= positions_T[:, None]
-    diagonal = positions_T[None, :] == positions_T[:, None]
-    visible = torch.cat([causal, *[diagonal] * (step - 1)], dim=1)
-    mask = torch.zeros(visible.shape, dtype=dtype, device=positions_T.device)
-    return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
+def _step_mask(bases_BS: Tensor, positions_BT: Tensor, step: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [B, 1, S, T + (step - 1) S]: step 1's entries up to the base, then each later step's own entry."""
+    causal = positions_BT[:1, None, :] <= bases_BS[:, :, None]
+    own = torch.eye(bases_BS.shape[1], dtype=torch.bool, device=bases_BS.device).expand(len(bases_BS), -1, -1)
+    visible = torch.cat([causal, *[own] * (step - 1)], dim=2)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=bases_BS.device)
+    return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None]
