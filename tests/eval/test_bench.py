@@ -1,6 +1,8 @@
 """The command from its options to its files, on random weights."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -185,9 +187,39 @@ def test_bad_draft_token_counts(value: Any) -> None:
     ("words", "message"), [([], "+model="), (["+model=tiny", "drafter=heads"], "checkpoint=FOLDER")]
 )
 def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "eval.bench", *words, f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "eval.bench", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert message in line
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_writes_what_is_done(prompts: Path, tmp_path: Path) -> None:
+    """Interrupted within its second group, the command leaves whole files that cover the first one."""
+    words = [*small(prompts, tmp_path / "out"), "rounds=40"]
+    command = [sys.executable, "-m", "eval.bench", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stderr is not None
+        seen = b""
+        while b"chat long" not in seen:
+            part = run.stderr.read1(1 << 16)
+            assert part, seen
+            seen = seen[-100:] + part
+        run.send_signal(signal.SIGINT)
+        output, _ = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Stopped before its end: only chat short." in output.decode()
+    record = json.loads((tmp_path / "out" / "bench.json").read_text(encoding="utf-8"))
+    assert record["is_complete"] is False
+    assert list(record["groups"]) == ["chat short"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.json", "bench.md"}
