@@ -23,16 +23,19 @@ from train.prompts.record import Prompt
 from train.shards import ShardFolder, atomic_write, read_manifest
 
 SUFFIX = ".jsonl"
+ENGINES = ("target", "data")
 
 
 @dataclass
 class AnswerOptions:
-    """How the target answers.
+    """Where answers come from, and how the target writes them.
 
+    engine: target (it answers every prompt) or data (the data's own answers are the text, and nothing is generated).
     temperature 0 is greedy. shard_prompts: prompts a file, the most that a stopped run does twice. batch_size: sequences
     in flight. max_prompt_tokens: longer prompts are left out, and counted.
     """
 
+    engine: str = "target"
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -42,6 +45,13 @@ class AnswerOptions:
     batch_size: int = 64
     shard_prompts: int = 256
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"answers.engine={self.engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+        for name in ("max_new_tokens", "max_prompt_tokens", "batch_size", "shard_prompts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"answers.{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -131,14 +141,6 @@ def read_answers(folder: Path) -> list[Answer]:
             f"{folder} holds {len(answers)} of {manifest['num_prompts']} answers; run the same train.regenerate command to finish it"
         )
     return answers
-
-
-def answers_digest(answers: Sequence[Answer]) -> str:
-    """Hash of every token, for provenance and for the hidden-state cache's fingerprint."""
-    digest = hashlib.sha256()
-    for answer in answers:
-        digest.update(repr((answer.split, answer.prompt_ids, answer.answer_ids)).encode())
-    return digest.hexdigest()[:16]
 
 
 def _manifest(target: Target, rendered: Sequence[tuple[Prompt, list[int]]], options: AnswerOptions) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,21 +13,41 @@ from torch.utils.data import Dataset, Sampler
 
 from train.answers import Answer
 from train.data import Example
+from train.targets import supervised
 
 # Batches are cut from runs of this many batches' worth of examples sorted by length: little padding, and still random.
 BUCKET_BATCHES = 16
 
 
-def to_examples(answers: Sequence[Answer], max_length: int) -> list[Example]:
-    """prompt_ids + answer_ids, cut at max_length; examples with nothing left to draft are dropped."""
-    examples = []
-    for answer in answers:
-        ids = (answer.prompt_ids + answer.answer_ids)[:max_length]
-        mask = ([False] * len(answer.prompt_ids) + [True] * len(answer.answer_ids))[:max_length]
-        # A draft needs a root and at least one answer token after it.
-        if sum(mask) >= 2:
-            examples.append(Example(answer.id, answer.task, answer.split, ids, mask))
-    return examples
+def from_answers(answers: Sequence[Answer]) -> list[Example]:
+    """prompt_ids + answer_ids, exactly as the target read and wrote them."""
+    return [
+        Example(
+            answer.id,
+            answer.task,
+            answer.split,
+            answer.prompt_ids + answer.answer_ids,
+            [False] * len(answer.prompt_ids) + [True] * len(answer.answer_ids),
+        )
+        for answer in answers
+    ]
+
+
+def trim(examples: Sequence[Example], max_length: int) -> list[Example]:
+    """Cut at max_length, and drop what leaves nothing to draft: a draft needs a root and one answer token after it."""
+    cut = [
+        replace(example, input_ids=example.input_ids[:max_length], loss_mask=example.loss_mask[:max_length])
+        for example in examples
+    ]
+    return [example for example in cut if bool(supervised(torch.tensor([example.loss_mask]), 1).any())]
+
+
+def examples_digest(examples: Sequence[Example]) -> str:
+    """Hash of every token and mask: what a hidden-state cache and a checkpoint were made from."""
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(repr((example.split, example.input_ids, example.loss_mask)).encode())
+    return digest.hexdigest()[:16]
 
 
 def most_frequent_tokens(examples: Sequence[Example], size: int, vocab_size: int) -> Tensor | None:

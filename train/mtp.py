@@ -21,10 +21,10 @@ from models.checkpoint import save_heads
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead, HeadOptions, build_head
 from models.target import Target, TargetOptions, load_target
-from train.answers import AnswerOptions, answer_prompts, answers_digest, read_answers
+from train.answers import AnswerOptions, answer_prompts, read_answers
 from train.config import INTERRUPTED, entry
-from train.data import DataOptions, Example, load_prompts
-from train.examples import OnlineRows, most_frequent_tokens, to_examples
+from train.data import DataOptions, Example, load_prompts, render_example
+from train.examples import OnlineRows, examples_digest, from_answers, most_frequent_tokens, trim
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.losses import LossOptions
@@ -102,19 +102,22 @@ def train_heads(config: MTPConfig) -> float:
 
 def _texts(target: Target, config: MTPConfig) -> tuple[list[Example], list[Example], str]:
     """Training and held-out examples, answered by the target, and the digest of all."""
-    folder = Path(config.paths.answers)
     prompts = load_prompts(config.data)
-    answer_prompts(target, prompts, config.data, config.answers, folder)
-    answers = read_answers(folder)
-    examples = to_examples(answers, config.trainer.max_length)
+    if config.answers.engine == "data":
+        answered = [render_example(target.tokenizer, prompt, config.data.chat_template_kwargs) for prompt in prompts]
+    else:
+        folder = Path(config.paths.answers)
+        answer_prompts(target, prompts, config.data, config.answers, folder)
+        answered = from_answers(read_answers(folder))
+    examples = trim(answered, config.trainer.max_length)
     train = [example for example in examples if example.split == "train"]
     heldout = [example for example in examples if example.split == "heldout"]
     if not train or not heldout:
         raise ValueError(
-            f"{folder} gives {len(train)} training and {len(heldout)} held-out examples, and both are needed; "
-            "use more prompts (data.max_prompts) or another data.heldout_fraction"
+            f"data.source={config.data.source} gives {len(train)} training and {len(heldout)} held-out examples with an answer "
+            "to draft, and both are needed; use more prompts (data.max_prompts) or another data.heldout_fraction"
         )
-    return train, heldout, f"{answers_digest(answers)}-{config.trainer.max_length}"
+    return train, heldout, examples_digest(examples)
 
 
 def _rows(
