@@ -158,6 +158,8 @@ def provenance(config: MTPConfig, text_digest: str, num_examples: int, trainer: 
         "num_examples": num_examples,
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
+        "data": asdict(config.data),
+        "answers": asdict(config.answers),
         "loss": asdict(config.loss),
         "trainer": asdict(config.trainer),
     }
