@@ -39,9 +39,9 @@ class SamplingParams:
 def transform_logits(logits: Tensor, params: SamplingParams) -> Tensor:
     """Probabilities float32 [..., V] (float64 for float64 logits) that a token is drawn from.
 
-    Greedy: one-hot at the first maximum. Otherwise temperature, top-k, top-p, min-p, in this order and with the ties
-    that transformers' logits warpers keep: all tokens equal to the k-th stay, and at the edge of the nucleus the higher
-    ids do.
+    Greedy: one-hot at the first maximum. Otherwise temperature, top-k, top-p, min-p, in this order, as transformers'
+    logits warpers have it. Ties: all tokens equal to the k-th stay; of equal tokens at the edge of the nucleus the
+    higher ids do, where transformers leaves the choice to an unstable sort.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.is_greedy:
@@ -61,11 +61,21 @@ def transform_logits(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Mask out the least likely tokens that together have at most 1 - top_p; the most likely one always stays."""
-    ascending, order = torch.sort(scores, dim=-1)
-    drop_sorted = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - top_p
-    drop_sorted[..., -1] = False
-    return scores.masked_fill(torch.zeros_like(drop_sorted).scatter_(-1, order, drop_sorted), -torch.inf)
+    """Mask out the least likely tokens that together have at most 1 - top_p; the most likely one always stays.
+
+    V tokens of at most (1 - top_p) / V each are never more than that together, so only the others need sorting: some
+    hundred of a peaked distribution over 50k tokens, at a tenth of the time.
+    """
+    probs = scores.softmax(dim=-1)
+    num_candidates = int((probs >= (1.0 - top_p) / probs.shape[-1]).sum(dim=-1).max())
+    ids = torch.topk(probs, num_candidates, sorted=False).indices.sort(dim=-1).values
+    ascending, order = torch.sort(probs.gather(-1, ids), dim=-1, stable=True)
+    ids = ids.gather(-1, order)
+    cumulated = ascending.double().cumsum(dim=-1)
+    drop = cumulated + (1.0 - cumulated[..., -1:]) <= 1.0 - top_p
+    drop[..., -1] = False
+    kept_scores = scores.gather(-1, ids).masked_fill(drop, -torch.inf)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, ids, kept_scores)
 
 
 def sample_from(probs: Tensor, uniform: Tensor) -> Tensor:

@@ -98,15 +98,13 @@ def test_eos_inside_a_block(llama: Case, num_draft_tokens: int, stop_place: int)
     decoder = Decoder(llama.target, llama.drafter if num_draft_tokens else None, num_draft_tokens)
     eos = llama.endless[0][stop_place]
     params = GenerationParams(max_new_tokens=NEW_TOKENS, eos_token_ids=(eos,))
-    for batch in (1, 4):
-        for prompt, endless, result in zip(
-            llama.prompts, llama.endless, decoder.generate(llama.prompts, params, batch), strict=True
-        ):
-            expected = endless[: endless.index(eos) + 1] if eos in endless else endless
-            assert result.tokens == expected
-            assert decode_plainly(llama.target, prompt, NEW_TOKENS, eos_token_ids=(eos,)) == expected
-            assert result.finish_reason == ("eos" if eos in endless else "length")
-            check_counters(result)
+    results = decoder.generate(llama.prompts, params, max_batch_size=3)
+    for prompt, endless, result in zip(llama.prompts, llama.endless, results, strict=True):
+        expected = endless[: endless.index(eos) + 1] if eos in endless else endless
+        assert result.tokens == expected
+        assert decode_plainly(llama.target, prompt, NEW_TOKENS, eos_token_ids=(eos,)) == expected
+        assert result.finish_reason == ("eos" if eos in endless else "length")
+        check_counters(result)
 
 
 def check_counters(result: DecodeResult) -> None:

@@ -48,7 +48,7 @@ def chi_square_p_value(samples: list[list[int]], law: np.ndarray) -> float:
     return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
 
 
-@pytest.mark.parametrize(("num_draft_tokens", "max_batch_size"), [(0, 64), (1, 64), (2, 64), (4, 33)])
+@pytest.mark.parametrize(("num_draft_tokens", "max_batch_size"), [(0, 256), (1, 256), (2, 256), (4, 133)])
 def test_law_is_the_targets(target: Target, num_draft_tokens: int, max_batch_size: int) -> None:
     """N = 2000 texts of 3 tokens a prompt, ragged neighbours; refused below p = 1e-6, the false-alarm rate of each."""
     drafter = BigramDrafter(VOCAB_SIZE) if num_draft_tokens else None
@@ -68,7 +68,7 @@ def test_chi_square_has_power(target: Target) -> None:
     """The same test with the same N refuses samples at a temperature a quarter lower."""
     other = SamplingParams(SAMPLING.temperature * 0.75, SAMPLING.top_k, SAMPLING.top_p)
     params = GenerationParams(NUM_TOKENS, other, seed=11, eos_token_ids=())
-    results = Decoder(target).generate([[5, 7, 4]] * NUM_SAMPLES, params, 64)
+    results = Decoder(target).generate([[5, 7, 4]] * NUM_SAMPLES, params, 256)
     assert (
         chi_square_p_value([result.tokens for result in results], exact_law(target, [5, 7, 4], SAMPLING)) < FALSE_ALARM
     )

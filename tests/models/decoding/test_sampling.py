@@ -12,6 +12,7 @@ from transformers import (
 
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 
+ROUNDING = 1e-6  # float32 softmax over 50 terms, added up in another order
 PARAMS = [
     SamplingParams(1.0),
     SamplingParams(0.7),
@@ -42,13 +43,38 @@ def warp(logits_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return warpers(torch.zeros(len(logits_BV), 1, dtype=torch.long), logits_BV).softmax(dim=-1)
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=str)
-@pytest.mark.parametrize("with_ties", [False, True])
-def test_equals_transformers_warpers(params: SamplingParams, with_ties: bool) -> None:
+def make_logits(with_ties: bool) -> torch.Tensor:
     logits_BV = torch.randn(64, 50, generator=torch.Generator().manual_seed(1)) * 3
-    if with_ties:
-        logits_BV = logits_BV.round()
+    return logits_BV.round() if with_ties else logits_BV
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_equals_transformers_warpers(params: SamplingParams) -> None:
+    """Without ties exactly; with ties up to the choice among equal tokens, which their unstable sort leaves open."""
+    logits_BV = make_logits(with_ties=False)
     assert torch.equal(transform_logits(logits_BV, params), warp(logits_BV, params))
+    logits_BV = make_logits(with_ties=True)
+    ours_BV, theirs_BV = transform_logits(logits_BV, params), warp(logits_BV, params)
+    assert (ours_BV.sort().values - theirs_BV.sort().values).abs().max() < ROUNDING
+    if params.top_p == 1.0:
+        assert torch.equal(ours_BV, theirs_BV)
+
+
+@pytest.mark.parametrize("with_ties", [False, True])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+def test_nucleus_by_brute_force(top_p: float, with_ties: bool) -> None:
+    """Drop tokens one by one, least likely and lowest id first, while the dropped ones stay within 1 - top_p."""
+    logits_BV = make_logits(with_ties)
+    probs_BV = transform_logits(logits_BV, SamplingParams(1.0, top_p=top_p))
+    for logits_V, kept_V in zip(logits_BV, probs_BV > 0, strict=True):
+        weights = logits_V.softmax(dim=-1).double()
+        dropped, mass = set(), 0.0
+        for token in sorted(range(len(weights)), key=lambda i: (weights[i].item(), i))[:-1]:
+            mass += weights[token].item()
+            if mass > 1.0 - top_p:
+                break
+            dropped.add(token)
+        assert set(range(len(weights))) - dropped == set(kept_V.nonzero()[:, 0].tolist())
 
 
 def test_leading_dimensions_are_free() -> None:

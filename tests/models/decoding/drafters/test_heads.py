@@ -29,21 +29,22 @@ def make_head(target: Target, kind: str, draft_vocab: torch.Tensor | None = None
     return head.eval()
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def target(request: pytest.FixtureRequest) -> Target:
-    return make_tiny_target(family=request.param)
+EVERY_LENGTH = [(1, 4), (2, 1), (3, 3), (4, 2), (5, 5), (6, 4)]  # (num_draft_tokens, max_batch_size)
 
 
-@pytest.mark.parametrize("kind", HEAD_KINDS)
-def test_greedy_equals_reference(target: Target, kind: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_reference(family: str) -> None:
+    """All kinds; every block length for llama, some for the families with windows, soft-capping and the like."""
+    target = make_tiny_target(family=family)
     expected = [decode_plainly(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
     assert [transformers_generate(target, prompt, NEW_TOKENS) for prompt in PROMPTS] == expected
-    drafter = HeadsDrafter(make_head(target, kind))
-    for num_draft_tokens, max_batch_size in [(1, 4), (2, 1), (3, 3), (4, 2), (5, 5), (6, 4)]:
-        decoder = Decoder(target, drafter, num_draft_tokens)
-        results = decoder.generate(PROMPTS, GenerationParams(NEW_TOKENS), max_batch_size)
-        assert [result.tokens for result in results] == expected
-        assert add_up(result.counters for result in results).drafted > 0
+    for kind in HEAD_KINDS:
+        drafter = HeadsDrafter(make_head(target, kind))
+        for num_draft_tokens, max_batch_size in EVERY_LENGTH if family == "llama" else EVERY_LENGTH[2::3]:
+            decoder = Decoder(target, drafter, num_draft_tokens)
+            results = decoder.generate(PROMPTS, GenerationParams(NEW_TOKENS), max_batch_size)
+            assert [result.tokens for result in results] == expected
+            assert add_up(result.counters for result in results).drafted > 0
 
 
 @pytest.mark.parametrize("kind", HEAD_KINDS)
