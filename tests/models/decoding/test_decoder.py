@@ -164,8 +164,12 @@ def test_streaming_adds_up_to_the_result(llama: Case, max_batch_size: int) -> No
 
     params = GenerationParams(max_new_tokens=NEW_TOKENS, eos_token_ids=(llama.endless[0][10],))
     decoder = Decoder(llama.target, llama.drafter, 4)
-    results = decoder.generate(llama.prompts, params, max_batch_size, on_tokens)
+    done: list[tuple[int, DecodeResult]] = []
+    results = decoder.generate(
+        llama.prompts, params, max_batch_size, on_tokens, on_done=lambda index, result: done.append((index, result))
+    )
     assert longest == 5
+    assert sorted(done, key=lambda pair: pair[0]) == list(enumerate(results))
     for index, result in enumerate(results):
         assert tokens[index] == result.tokens
         assert accepted[index] == result.accepted
