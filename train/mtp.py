@@ -84,8 +84,10 @@ def train_heads(config: MTPConfig) -> float:
         eval_dataset=heldout_rows,
         callbacks=callbacks,
     )
-    _fit(trainer, folder)
-    interrupt.restore()
+    try:
+        _fit(trainer, folder)
+    finally:
+        interrupt.restore()
     if interrupt.interrupted:
         print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
         sys.exit(INTERRUPTED)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
@@ -76,6 +76,13 @@ class HeadTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
         return BucketSampler(dataset.lengths, self.args.train_batch_size, self.args.seed)
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """transformers takes one step too many when it resumes where training had ended."""
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Tensor | None = None
@@ -192,6 +199,25 @@ class StopOnInterrupt(TrainerCallback):
             control.should_training_stop = True
 
 
+class StopWhenFlat(TrainerCallback):
+    """Stops after `patience` evaluations in a row without a longer held-out block.
+
+    Counts in the log, which checkpoints carry, and not in itself: transformers' own callback counts from zero again
+    after a resume.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.on_evaluate(args, state, control)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        lengths = [line[BEST_METRIC] for line in state.log_history if BEST_METRIC in line]
+        if lengths and len(lengths) - 1 - lengths.index(max(lengths)) >= self.patience:
+            control.should_training_stop = True
+
+
 def training_arguments(options: TrainerOptions, folder: Path, device: str, report_to: str) -> TrainingArguments:
     """TrainingArguments for these options. Evaluation and saving share their steps, so that the best one is kept."""
     return TrainingArguments(
@@ -226,6 +252,4 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, repor
 
 def early_stopping(options: TrainerOptions) -> list[TrainerCallback]:
     """The early-stop callback, if patience asks for it."""
-    return [EarlyStoppingCallback(early_stopping_patience=options.patience)] if options.patience else []
-
-
+    return [StopWhenFlat(options.patience)] if options.patience else []
