@@ -25,6 +25,13 @@ from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_b
 from models.target import Target
 
 
+# Size of the embedding's part in the first layer's input, relative to the state's.
+EMBEDDING_SHARE = 0.3
+# Gains of the final norm below this share of their median are taken as switched off.
+MIN_GAIN = 0.02
+PROBE_TOKENS = 64
+
+
 @dataclass
 class MTPState(HeadState):
     """One cache entry a verified position and one a drafted token; the state [B, H] after the root and after the last step."""
@@ -63,14 +70,30 @@ class MTPHead(DraftHead):
         self.norm_state = RMSNorm(size, eps)
         self.norm_embedding = RMSNorm(size, eps)
         self.project = nn.Linear(2 * size, size, bias=False)
-        with torch.no_grad():
-            # Both halves pass through at first: the layer's input is the sum of what it knows and what comes next.
-            self.project.weight.copy_(torch.cat([torch.eye(size), torch.eye(size)], dim=1))
         self.layers = nn.ModuleList(copy.deepcopy(layer) for layer in target.layers()[available - options.num_layers :])
         for index, layer in enumerate(self.layers):
             layer.self_attn.layer_idx = index
         self.norm_out = copy.deepcopy(target.decoder.norm)
+        self.scale = nn.Parameter(torch.ones(()))
         self.float().requires_grad_(True).to(target.device)
+        self._start_from_target()
+
+    @torch.no_grad()
+    def _start_from_target(self) -> None:
+        """Let the copied layer meet at first what it is used to: the residual stream of its own depth and size.
+
+        A state is rms(r) normalised and multiplied by the final norm's gain, so dividing by the gain gives back the
+        stream's direction, and `scale` its size, measured on a probe. The embedding enters small and through a random
+        map: through the identity it would first of all predict itself once more.
+        """
+        target, size = self.target.get, self.hidden_size
+        gain = self.norm_out(torch.ones(size, device=target.device))
+        inverse = torch.where(gain.abs() > MIN_GAIN * gain.abs().median(), 1 / gain, 0.0)
+        generator = torch.Generator().manual_seed(0)
+        embedding_half = torch.randn(size, size, generator=generator) * EMBEDDING_SHARE / size**0.5
+        state_half = torch.diag(inverse * gain.pow(2).mean().sqrt())
+        self.project.weight.copy_(torch.cat([state_half, embedding_half.to(target.device)], dim=1))
+        self.scale.fill_(_residual_rms(target, len(target.layers()) - len(self.layers)))
 
     def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
         everywhere_BT = all_bases(input_ids_BT)
@@ -94,7 +117,7 @@ class MTPHead(DraftHead):
         """One step of the recursion for every position given: [B, T, H] -> [B, T, H]; appends T entries to the cache."""
         target = self.target.get
         embedding = target.embed(ids_BT).to(state_BTH.dtype)
-        x = self.project(torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding)], dim=-1))
+        x = self.project(torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding)], dim=-1)) * self.scale
         rotary = target.rotary(x, positions_BT)
         for layer in self.layers:
             x = layer(x, attention_mask=mask, position_ids=positions_BT, cache=cache, position_embeddings=rotary)
@@ -155,3 +178,19 @@ def _step_mask(bases_BS: Tensor, positions_BT: Tensor, step: int, dtype: torch.d
     visible = torch.cat([causal, *[own] * (step - 1)], dim=2)
     mask = torch.zeros(visible.shape, dtype=dtype, device=bases_BS.device)
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None]
+
+
+@torch.no_grad()
+def _residual_rms(target: Target, depth: int) -> float:
+    """Median size of the residual stream that enters layer `depth`, on a probe of evenly spaced token ids."""
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        seen.append(args[0] if args else kwargs["hidden_states"])
+
+    handle = target.layers()[depth].register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        target.hidden(torch.linspace(0, target.vocab_size - 1, PROBE_TOKENS, device=target.device).long()[None])
+    finally:
+        handle.remove()
+    return float(seen[0].float().pow(2).mean(dim=-1).sqrt().median())
