@@ -32,9 +32,9 @@ BEST_METRIC = "eval_block_length"
 class TrainerOptions:
     """What a user sets of transformers' TrainingArguments, by the same names where they have one.
 
-    max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without a
-    longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights. max_length:
-    tokens of prompt and answer that are used.
+    max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without
+    a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights.
+    max_length: tokens of prompt and answer that are used.
     """
 
     num_train_epochs: float = 3.0
@@ -63,6 +63,8 @@ class NonFinite(ValueError):
 class HeadTrainer(Trainer):
     """Trainer whose model is a DraftHead and whose metric is the simulated mean block length."""
 
+    control: TrainerControl
+
     def __init__(self, head: DraftHead, loss: LossOptions, sampling: SamplingParams, **kwargs: Any) -> None:
         super().__init__(model=head, data_collator=collate, **kwargs)
         # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
@@ -85,7 +87,11 @@ class HeadTrainer(Trainer):
         super()._run_epoch(**kwargs)
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Tensor | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
         hidden_BTH, normaliser_BT = self._teacher(inputs)
         bases_BS = draft_bases(inputs["loss_mask"])
@@ -160,7 +166,9 @@ class HeadTrainer(Trainer):
 class GuardGradients(TrainerCallback):
     """Stops before an optimizer step that would write a non-finite gradient into the weights."""
 
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any
+    ) -> None:
         bad = [n for n, p in kw["model"].named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
         if bad:
             raise NonFinite(f"the gradient of {bad[0]} is not finite at step {state.global_step}")
@@ -209,7 +217,9 @@ class StopWhenFlat(TrainerCallback):
     def __init__(self, patience: int) -> None:
         self.patience = patience
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.on_evaluate(args, state, control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
