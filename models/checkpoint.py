@@ -30,7 +30,10 @@ CONCATENATION = "[state; embedding]"
 def save_heads(
     folder: Path, head: DraftHead, provenance: dict[str, Any] | None = None, acceptance: dict[str, Any] | None = None
 ) -> None:
-    """Write the head's trained tensors (float32) and its config; an older checkpoint there is replaced at the very end."""
+    """Write the head's trained tensors (float32) and its config.
+
+    An older checkpoint there is replaced at the very end.
+    """
     target = head.target.get
     config = {
         "format_version": FORMAT_VERSION,
@@ -77,17 +80,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); the checkpoint is damaged, export it again") from error
+        raise ValueError(f"{path} is no readable JSON ({error}); the checkpoint is damaged, export it again") from error
     version = config.get("format_version")
     if version is None:
-        raise ValueError(f"{path} has no format_version: it is not a Foretoken checkpoint (a transformers model goes into model.name)")
+        raise ValueError(
+            f"{path} has no format_version: it is no Foretoken checkpoint (a transformers model goes into model.name)"
+        )
     if version != FORMAT_VERSION:
-        raise ValueError(f"{path} has format version {version}, this Foretoken reads {FORMAT_VERSION}; use the version that wrote it")
+        raise ValueError(
+            f"{path} has format version {version}, this Foretoken reads {FORMAT_VERSION}; use the version that wrote it"
+        )
     return config
 
 
 def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = None) -> DraftHead:
-    """The head, on the target's device, in `dtype` (default: the target's), in eval mode. ValueError as the module says."""
+    """The head, on the target's device, in `dtype` (default.
+
+    The target's), in eval mode. ValueError as the module says.
+    """
     folder = Path(folder)
     config = read_config(folder)
     if config.get("kind") != "heads":
@@ -121,7 +131,9 @@ def _load_strictly(head: DraftHead, path: Path) -> None:
     if problems:
         raise ValueError(f"{path} does not fit {head.kind} heads: {'; '.join(sorted(problems)[:5])}")
     if bad := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
-        raise ValueError(f"{path} holds numbers that are not finite in {', '.join(sorted(bad)[:3])}; the training went wrong")
+        raise ValueError(
+            f"{path} holds numbers that are not finite in {', '.join(sorted(bad)[:3])}; the training went wrong"
+        )
     head.load_state_dict(found)
 
 
@@ -135,5 +147,6 @@ def _require_same_target(folder: Path, made_for: dict[str, Any], target: Target)
     wrong = [f"{key} is {value}, expected {made_for[key]}" for key, value in found.items() if made_for[key] != value]
     if wrong:
         raise ValueError(
-            f"checkpoint={str(folder)!r} was trained for target {made_for['name']!r}, not for {target.name!r}: {'; '.join(wrong)}"
+            f"checkpoint={str(folder)!r} was trained for target {made_for['name']!r}, not for {target.name!r}: "
+            f"{'; '.join(wrong)}"
         )

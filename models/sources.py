@@ -34,7 +34,13 @@ def hub_error_message(name: str, error: OSError) -> str:
         )
     if "not a valid model identifier" in text or "404" in text or "repository not found" in text:
         return f"model {name!r} is neither a folder here nor a repository on the hub; check model.name"
-    if "offline" in text or "couldn't connect" in text or "connection" in text or "cached files" in text or "resolve" in text:
+    if (
+        "offline" in text
+        or "couldn't connect" in text
+        or "connection" in text
+        or "cached files" in text
+        or "resolve" in text
+    ):
         return (
             f"model {name!r} could not be fetched: the hub is out of reach and the local cache does not have it. "
             "Go online once, set model.name to a local folder, or use +model=smollm2, which needs no hub"

@@ -68,7 +68,9 @@ class Target:
         self.config = model.config.get_text_config()
         head = model.get_output_embeddings()
         if head is None:
-            raise ValueError(f"target {name!r}: {type(model).__name__} has no output head; a causal language model is needed")
+            raise ValueError(
+                f"target {name!r}: {type(model).__name__} has no output head; a causal language model is needed"
+            )
         self.output_head: nn.Linear = head
         self.device = head.weight.device
         self.dtype = head.weight.dtype
@@ -91,7 +93,8 @@ class Target:
     ) -> Tensor:
         """Token ids [B, T] -> hidden states [B, T, H] after the final norm.
 
-        attention_mask: None, a padding mask [B, T], a 4D mask, or one 4D mask a layer type. A cache is written in place.
+        attention_mask: None, a padding mask [B, T], a 4D mask, or one 4D mask a layer type. A cache is written in
+        place.
         """
         output = self.decoder(
             input_ids=input_ids_BT,
@@ -139,7 +142,9 @@ class Target:
         return int(self.config.max_position_embeddings)
 
     def fingerprint(self) -> str:
-        """Hash of names, shapes and evenly spaced weights (as bfloat16, so that the dtype in memory does not matter)."""
+        """Hash of names, shapes and evenly spaced weights (as bfloat16, so that the dtype in memory does not
+        matter).
+        """
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for name, tensor in sorted(self.model.state_dict().items()):
@@ -220,6 +225,6 @@ def _check_logits(target: Target) -> None:
     gap = (got - expected).abs().max().item() / max(1.0, expected.abs().max().item())
     if not gap <= PROBE_TOLERANCE[target.dtype]:
         raise ValueError(
-            f"target {target.name!r}: {type(target.model).__name__} does something to its logits that Foretoken does not "
-            f"know (relative gap {gap:.2g} to its own forward); please report the model family"
+            f"target {target.name!r}: {type(target.model).__name__} does something to its logits that Foretoken does "
+            f"not know (relative gap {gap:.2g} to its own forward); please report the model family"
         )

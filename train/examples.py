@@ -90,7 +90,10 @@ class OnlineRows(Dataset[Row]):
 
 
 def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Right-padded batch: input_ids, loss_mask, labels (-100 outside answers), and hidden states where the rows have them."""
+    """Right-padded batch.
+
+    Input_ids, loss_mask, labels (-100 outside answers), and hidden states where the rows have them.
+    """
 
     def pad(tensors: Sequence[Tensor], value: float = 0) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(list(tensors), batch_first=True, padding_value=value)

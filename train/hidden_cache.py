@@ -49,7 +49,12 @@ def cache_bytes(target: Target, examples: Sequence[Example], with_normaliser: bo
 
 
 def build_cache(
-    target: Target, examples: Sequence[Example], options: CacheOptions, folder: Path, text_digest: str, with_normaliser: bool
+    target: Target,
+    examples: Sequence[Example],
+    options: CacheOptions,
+    folder: Path,
+    text_digest: str,
+    with_normaliser: bool,
 ) -> CachedRows:
     """Fill what is missing of the cache and open it. ValueError for another run's folder or too little disk."""
     manifest = {
@@ -70,7 +75,12 @@ def build_cache(
     if missing:
         needed = cache_bytes(target, [example for index in missing for example in shards[index]], with_normaliser)
         print(f"hidden-state cache: {needed / 1e9:.2f} GB to write under {folder}")
-        require_disk(folder, needed, "the hidden-state cache", "free some, point paths.hidden elsewhere, or set cache.enabled=false")
+        require_disk(
+            folder,
+            needed,
+            "the hidden-state cache",
+            "free some, point paths.hidden elsewhere, or set cache.enabled=false",
+        )
     total = sum(len(example.input_ids) for example in examples)
     to_do = sum(len(example.input_ids) for index in missing for example in shards[index])
     with tqdm(total=total, initial=total - to_do, desc="hidden states", unit="tok", disable=not missing) as bar:

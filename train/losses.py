@@ -1,7 +1,7 @@
 """Draft-head losses, computed in chunks so that no K x N x V tensor ever exists.
 
-p is the target's distribution at the position, q the head's. A head with a reduced draft vocabulary of D tokens has q on
-those alone, while p stays normalised over all V tokens: what p holds outside can never be drafted.
+p is the target's distribution at the position, q the head's. A head with a reduced draft vocabulary of D tokens has q
+on those alone, while p stays normalised over all V tokens: what p holds outside can never be drafted.
 
   ce   -log q(label); 0 where the label cannot be drafted
   kl   sum_x p(x) log(p(x) / q(x)) over the draft vocabulary
@@ -76,7 +76,7 @@ def head_loss(head: DraftHead, targets: HeadTargets, options: LossOptions) -> He
 
     Gradients are made chunk by chunk during the forward pass, so that the backward pass only scales them.
     """
-    num_steps, num_positions, _ = targets.states_KNH.shape
+    num_steps = len(targets.states_KNH)
     weights = [head.output_weight(step) for step in range(1, num_steps + 1)]
     total, loss_K, correct_K = _ChunkedLoss.apply(targets.states_KNH, head, targets, options, *weights)
     return HeadLoss(total, loss_K, correct_K, targets.valid_KN.sum(dim=1))
@@ -92,7 +92,9 @@ class _ChunkedLoss(torch.autograd.Function):
         num_steps, num_positions, _ = states_KNH.shape
         scale_K = head_weights(num_steps, options.beta).to(states_KNH.device)
         states_grad = torch.empty_like(states_KNH) if ctx.needs_input_grad[0] else None
-        weight_grads = [torch.zeros_like(w) if needed else None for w, needed in zip(weights, ctx.needs_input_grad[4:], strict=True)]
+        weight_grads = [
+            torch.zeros_like(w) if needed else None for w, needed in zip(weights, ctx.needs_input_grad[4:], strict=True)
+        ]
         loss_K = states_KNH.new_zeros(num_steps, dtype=torch.float32)
         correct_K = torch.zeros_like(loss_K)
         labels_N = draft_labels(head, targets.labels_N)
@@ -118,7 +120,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return (loss_K * scale_K).sum(), loss_K, correct_K
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor, *unused: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_total: Tensor, *unused: Tensor) -> tuple[Any, ...]:
         states_grad, *weight_grads = ctx.saved_tensors
         scaled = [None if grad is None else grad * grad_total.to(grad.dtype) for grad in (states_grad, *weight_grads)]
         return (scaled[0], None, None, None, *scaled[1:])
@@ -162,8 +164,8 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss [N], whether the first guess is the label [N], and the loss's gradient in the logits [N, D].
 
-    With q = softmax(z), m = sum p and S = sum min(p, q): d ce = q - 1[label]; d kl = m q - p; d S = q (1[q < p] - sum of q
-    where q < p), from which d tv = -d S and d lk = -d S / S.
+    With q = softmax(z), m = sum p and S = sum min(p, q): d ce = q - 1[label]; d kl = m q - p; d S = q (1[q < p] - sum
+    of q where q < p), from which d tv = -d S and d lk = -d S / S.
     """
     right_N = logits_ND.argmax(dim=-1) == labels_N
     log_sum_N = logits_ND.logsumexp(dim=-1)

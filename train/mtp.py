@@ -19,7 +19,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from models.checkpoint import save_heads
 from models.decoding.sampling import SamplingParams
-from models.heads import DraftHead, HeadOptions, build_head
+from models.heads import HeadOptions, build_head
 from models.target import Target, TargetOptions, load_target
 from train.answers import AnswerOptions, answer_prompts, read_answers
 from train.config import INTERRUPTED, entry
@@ -28,8 +28,15 @@ from train.examples import OnlineRows, examples_digest, from_answers, most_frequ
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.losses import LossOptions
-from train.shards import read_manifest
-from train.trainer import GuardGradients, HeadTrainer, NonFinite, StopOnInterrupt, TrainerOptions, early_stopping, training_arguments
+from train.trainer import (
+    GuardGradients,
+    HeadTrainer,
+    NonFinite,
+    StopOnInterrupt,
+    TrainerOptions,
+    early_stopping,
+    training_arguments,
+)
 
 LOGGERS = ("jsonl", "tensorboard", "wandb", "none")
 
@@ -92,13 +99,20 @@ def train_heads(config: MTPConfig) -> float:
         print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
         sys.exit(INTERRUPTED)
     simulated = trainer.simulate(heldout_rows)
-    acceptance = {"mean_block_length": simulated.mean_block_length, "acceptance_at": simulated.acceptance_at, "on": "held-out answers, simulated"}
+    acceptance = {
+        "mean_block_length": simulated.mean_block_length,
+        "acceptance_at": simulated.acceptance_at,
+        "on": "held-out answers, simulated",
+    }
     save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
-    target._fingerprint = None  # noqa: SLF001
+    target._fingerprint = None
     if target.fingerprint() != fingerprint:
         raise AssertionError("the target's weights have changed during training")
     rates = " / ".join(f"{rate:.2f}" for rate in simulated.acceptance_at)
-    print(f"heads are in {folder}: mean block length {simulated.mean_block_length:.2f} (kept at place 1..K: {rates}) on held-out answers")
+    print(
+        f"heads are in {folder}: mean block length {simulated.mean_block_length:.2f} on held-out answers "
+        f"(kept at place 1..K: {rates})"
+    )
     return simulated.mean_block_length
 
 
@@ -116,8 +130,9 @@ def _texts(target: Target, config: MTPConfig) -> tuple[list[Example], list[Examp
     heldout = [example for example in examples if example.split == "heldout"]
     if not train or not heldout:
         raise ValueError(
-            f"data.source={config.data.source} gives {len(train)} training and {len(heldout)} held-out examples with an answer "
-            "to draft, and both are needed; use more prompts (data.max_prompts) or another data.heldout_fraction"
+            f"data.source={config.data.source} gives {len(train)} training and {len(heldout)} held-out examples with "
+            "an answer to draft, and both are needed; use more prompts (data.max_prompts), or another "
+            "data.heldout_fraction"
         )
     return train, heldout, examples_digest(examples)
 
@@ -143,14 +158,19 @@ def _fit(trainer: HeadTrainer, folder: Path) -> None:
         kept = folder / "last-finite"
         save_heads(kept, trainer.head, {"stopped": str(error)})
         raise ValueError(
-            f"{error}; the weights of the last good step are in {kept}. Lower trainer.learning_rate, or raise trainer.warmup_steps"
+            f"{error}; the weights of the last good step are in {kept}. "
+            "Lower trainer.learning_rate, or raise trainer.warmup_steps"
         ) from error
 
 
 def provenance(config: MTPConfig, text_digest: str, num_examples: int, trainer: HeadTrainer) -> dict[str, Any]:
     """How a checkpoint came about: command, commit, versions, text and settings."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
     )
     return {
         "command": " ".join(["python", "-m", "train.mtp", *sys.argv[1:]]),

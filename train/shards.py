@@ -30,8 +30,10 @@ class ShardFolder:
             with atomic_write(folder / MANIFEST) as path:
                 path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         elif found != json.loads(json.dumps(manifest)):
-            raise ValueError(f"{folder} holds the work of another run: {_difference(found, manifest)}; "
-                             "choose another folder, or delete this one to make it anew")
+            raise ValueError(
+                f"{folder} holds the work of another run: {_difference(found, manifest)}; "
+                "choose another folder, or delete this one to make it anew"
+            )
 
     def path(self, index: int) -> Path:
         """Where shard `index` is, or will be."""

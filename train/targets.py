@@ -18,8 +18,9 @@ from torch import Tensor
 class HeadTargets:
     """N positions s whose next token some head must predict.
 
-    states_KNH: what head k said of it, k steps earlier. teacher_NH: the target's hidden state at s. labels_N: token s + 1.
-    valid_KN: whether head k's entry is supervised. log_normaliser_N: log sum exp of the target's logits at s, if known.
+    states_KNH: what head k said of it, k steps earlier. teacher_NH: the target's hidden state at s. labels_N: token s
+    + 1. valid_KN: whether head k's entry is supervised. log_normaliser_N: log sum exp of the target's logits at s, if
+    known.
     """
 
     states_KNH: Tensor
@@ -30,7 +31,7 @@ class HeadTargets:
 
 
 def supervised(loss_mask_BT: Tensor, num_draft_tokens: int) -> Tensor:
-    """[B, T] answer mask -> [K, B, T]: entry [k-1, b, t] is true where tokens t+1 .. t+1+k of row b are all answer tokens.
+    """[B, T] answer mask -> [K, B, T]: entry [k-1, b, t] says whether tokens t+1 .. t+1+k of row b are all answer.
 
     Token t + 1 is the root of the block, which the target itself emitted; a draft never starts inside a prompt.
     """
@@ -60,11 +61,13 @@ def line_up(
     loss_mask_BT: Tensor,
     log_normaliser_BT: Tensor | None = None,
 ) -> HeadTargets:
-    """Gather the supervised entries of all heads by the position of their teacher. bases_BS as `draft_bases` gives them."""
+    """Gather the supervised entries of all heads by the position of their teacher; bases as `draft_bases` gives."""
     num_steps, length = states_KBSH.shape[0], input_ids_BT.shape[1]
     valid_KBT = supervised(loss_mask_BT, num_steps)
     # Shift head k's column t to its teacher's column s = t + k.
-    by_teacher_KBT = torch.stack([torch.nn.functional.pad(valid_KBT[k], (k + 1, 0))[:, :length] for k in range(num_steps)])
+    by_teacher_KBT = torch.stack(
+        [torch.nn.functional.pad(valid_KBT[k], (k + 1, 0))[:, :length] for k in range(num_steps)]
+    )
     rows_N, columns_N = by_teacher_KBT.any(dim=0).nonzero(as_tuple=True)
     steps_K1 = torch.arange(1, num_steps + 1, device=columns_N.device)[:, None]
     # Where head k has no entry the column would be negative; any will do, since it is not valid.

@@ -1,8 +1,9 @@
 """The contract of draft heads: trained modules that read the target's hidden states and propose further tokens.
 
-Head k at position t reads the hidden state h_t and, for kinds that want them, the tokens x_{t+1} .. x_{t+k}; it predicts
-token t + 1 + k (k = 1..K). Its output is a *state* of the target's width, from which an output head makes logits.
-Frozen parts (embeddings, output head) are the target's own, held by reference: they are never saved and never trained.
+Head k at position t reads the hidden state h_t and, for kinds that want them, the tokens x_{t+1} .. x_{t+k}; it
+predicts token t + 1 + k (k = 1..K). Its output is a *state* of the target's width, from which an output head makes
+logits. Frozen parts (embeddings, output head) are the target's own, held by reference: they are never saved and never
+trained.
 
 Shape suffixes: B batch, T time, K draft, V vocabulary, D draft vocabulary, H hidden.
 """
@@ -25,10 +26,10 @@ from models.target import Target
 class HeadOptions:
     """Hyper-parameters that a checkpoint carries.
 
-    kind: medusa, hydra or mtp. num_draft_tokens: K at training time. num_layers: residual blocks a head (medusa), hidden
-    layers of the MLP (hydra), transformer layers (mtp). own_output_head: train output heads of their own, started from the
-    target's, instead of the target's frozen one. draft_vocab_size: most frequent training tokens that a head may draft;
-    0 is the whole vocabulary.
+    kind: medusa, hydra or mtp. num_draft_tokens: K at training time. num_layers: residual blocks a head (medusa),
+    hidden layers of the MLP (hydra), transformer layers (mtp). own_output_head: train output heads of their own,
+    started from the target's, instead of the target's frozen one. draft_vocab_size: most frequent training tokens
+    that a head may draft; 0 is the whole vocabulary.
     """
 
     kind: str = "mtp"
@@ -40,7 +41,10 @@ class HeadOptions:
 
 @dataclass
 class HeadState:
-    """What a head remembers of a batch while it drafts; kinds add their own fields. step: drafted so far in this block."""
+    """What a head remembers of a batch while it drafts.
+
+    Kinds add their own fields. step: drafted so far in this block.
+    """
 
     step: int
 
@@ -56,7 +60,8 @@ class DraftHead(nn.Module, ABC):
         super().__init__()
         if options.num_draft_tokens < 1 or options.num_layers < 1:
             raise ValueError(
-                f"heads.num_draft_tokens={options.num_draft_tokens} and heads.num_layers={options.num_layers} must be at least 1"
+                f"heads.num_draft_tokens={options.num_draft_tokens} and heads.num_layers={options.num_layers}: "
+                "both must be at least 1"
             )
         self.options = options
         self.num_draft_tokens = options.num_draft_tokens
@@ -66,9 +71,11 @@ class DraftHead(nn.Module, ABC):
         self.target = _Unregistered(target)
         self.output_heads = nn.ParameterList()
         # Detached: a Parameter set as an attribute would be registered, trained and saved.
-        weight, bias = target.output_head.weight.detach(), target.output_head.bias
+        weight: Tensor = target.output_head.weight.detach()
+        bias: Tensor | None = target.output_head.bias
         if self.draft_vocab is not None:
-            weight, bias = weight[self.draft_vocab], bias if bias is None else bias[self.draft_vocab]
+            weight = weight[self.draft_vocab]
+            bias = None if bias is None else bias[self.draft_vocab]
         self._frozen_bias = None if bias is None else bias.detach()
         if options.own_output_head:
             copies = 1 if self.recursive else options.num_draft_tokens
@@ -79,14 +86,18 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
-        """Teacher-forced states [K, B, S, H]: entry [k-1, b, i] predicts token t + 1 + k of row b, where t = bases_BS[b, i].
+        """Teacher-forced states [K, B, S, H]: entry [k-1, b, i] is head k's at position t = bases_BS[b, i] of row b.
 
-        bases_BS: the positions that drafts start from, default all T. Rows are left-aligned; right padding is allowed and
-        changes nothing before it. Where token t + k does not exist the state is unspecified, and has no label.
+        It predicts token t + 1 + k. bases_BS: the positions that drafts start from, default all T. Rows are
+        left-aligned; right padding is allowed and changes nothing before it. Where token t + k does not exist the state
+        is unspecified, and has no label.
         """
 
     def output_weight(self, step: int) -> Tensor:
-        """Weight [V or D, H] that turns a state of step 1..K into logits; requires grad only if it is the head's own."""
+        """Weight [V or D, H] that turns a state of step 1..K into logits.
+
+        Requires grad only if it is the head's own.
+        """
         if not self.output_heads:
             return self._frozen_weight
         return self.output_heads[0 if self.recursive else step - 1]
@@ -123,7 +134,7 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def draft_state(self, state: Any, tokens_B: Tensor | None) -> Tensor:
-        """Head state [B, H] of draft step `state.step`; tokens_B is None at step 1, afterwards what step - 1 drafted."""
+        """Head state [B, H] of draft step `state.step`; tokens_B is None at step 1, then what was drafted before."""
 
     @abstractmethod
     def select_rows(self, state: Any, rows: Sequence[int]) -> None:
@@ -142,8 +153,8 @@ class DraftHead(nn.Module, ABC):
         state.step = 1 if tokens_B is None else state.step + 1
         if state.step > self.num_draft_tokens and not self.recursive:
             raise ValueError(
-                f"{self.kind} heads were trained for {self.num_draft_tokens} draft tokens and cannot give {state.step}; "
-                "choose a smaller number of draft tokens, or heads=mtp, which may be used longer than it was trained"
+                f"{self.kind} heads were trained for {self.num_draft_tokens} draft tokens and cannot give "
+                f"{state.step}; choose fewer draft tokens, or heads=mtp, which may draft more than it was trained for"
             )
         return self.widen(self.logits(self.draft_state(state, tokens_B), state.step))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from models.target import Target
 
 @dataclass
 class HydraState(HeadState):
-    """Hidden state [B, H] of the block and the tokens it continues: the root [B, 1], then what was drafted [B, <= K]."""
+    """Hidden state [B, H] of the block, and the tokens it continues: the root, then what was drafted [B, 1..K]."""
 
     hidden_BH: Tensor
     tokens_BK: Tensor
@@ -27,7 +28,7 @@ class HydraMLP(nn.Module):
     def __init__(self, hidden_size: int, num_tokens: int, num_layers: int) -> None:
         super().__init__()
         widths = [(num_tokens + 1) * hidden_size] + [hidden_size] * num_layers
-        self.hidden_layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.hidden_layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.out = nn.Linear(hidden_size, hidden_size)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)

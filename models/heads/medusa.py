@@ -1,4 +1,4 @@
-"""Medusa heads: K independent stacks of residual blocks over the hidden state (Cai et al. 2024, arXiv 2401.10774, eq. 1)."""
+"""Medusa heads: K stacks of residual blocks over the hidden state (Cai et al. 2024, arXiv 2401.10774, eq. 1)."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ DeepSeek-V3 (arXiv 2412.19437, eq. 21-23): normalise the previous state and the 
 project, run one layer, normalise, use the target's output head. One set of weights serves every step, as in FastMTP
 (arXiv 2509.18362). The layer is a copy of the target's last one, whatever its family.
 
-Step 1 at position t reads (h_t, x_{t+1}); step k reads (state of step k - 1, x_{t+k}). Attention, and this is a deviation
-from DeepSeek-V3 taken from EAGLE-3's training (arXiv 2503.01840, section 3.2): step k sees the step-1 entries of positions
-<= t and its own draft's entries of steps 2..k, which is exactly what a single cache holds while decoding.
+Step 1 at position t reads (h_t, x_{t+1}); step k reads (state of step k - 1, x_{t+k}). Attention, and this is a
+deviation from DeepSeek-V3 taken from EAGLE-3's training (arXiv 2503.01840, section 3.2): step k sees the step-1
+entries of positions <= t and its own draft's entries of steps 2..k, which is exactly what a single cache holds while
+decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from models.decoding.cache import RaggedCache
 from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept, tokens_after
 from models.target import Target
 
-
 # Size of the embedding's part in the first layer's input, relative to the state's.
 EMBEDDING_SHARE = 0.3
 # Gains of the final norm below this share of their median are taken as switched off.
@@ -34,7 +34,7 @@ PROBE_TOKENS = 64
 
 @dataclass
 class MTPState(HeadState):
-    """One cache entry a verified position and one a drafted token; the state [B, H] after the root and after the last step."""
+    """A cache with one entry a verified position and one a drafted token; states [B, H] after the root and now."""
 
     cache: RaggedCache
     root_state_BH: Tensor
@@ -66,14 +66,16 @@ class MTPHead(DraftHead):
         size = self.hidden_size
         available = len(target.layers())
         if options.num_layers > available:
-            raise ValueError(f"heads.num_layers={options.num_layers}: the target has only {available} layers to start from")
+            raise ValueError(
+                f"heads.num_layers={options.num_layers}: the target has only {available} layers to start from"
+            )
         self.norm_state = RMSNorm(size, eps)
         self.norm_embedding = RMSNorm(size, eps)
         self.project = nn.Linear(2 * size, size, bias=False)
         self.layers = nn.ModuleList(copy.deepcopy(layer) for layer in target.layers()[available - options.num_layers :])
         for index, layer in enumerate(self.layers):
-            layer.self_attn.layer_idx = index
-        self.norm_out = copy.deepcopy(target.decoder.norm)
+            layer.get_submodule("self_attn").layer_idx = index  # type: ignore[assignment]
+        self.norm_out: nn.Module = copy.deepcopy(target.decoder.get_submodule("norm"))
         self.scale = nn.Parameter(torch.ones(()))
         self.float().requires_grad_(True).to(target.device)
         self._start_from_target()
@@ -99,7 +101,8 @@ class MTPHead(DraftHead):
         everywhere_BT = all_bases(input_ids_BT)
         bases_BS = everywhere_BT if bases_BS is None else bases_BS
         cache = DynamicCache()
-        # Step 1 runs over all positions, since their entries are the context of all steps; later ones over the bases alone.
+        # Step 1 runs over all positions, since their entries are the context of all steps; later ones over the bases
+        # alone.
         mask = _step_mask(everywhere_BT[:1], everywhere_BT, 1, self.trainable_dtype())
         first_ids_BT = tokens_after(input_ids_BT, everywhere_BT, 1)
         state = self._run(hidden_BTH.to(self.trainable_dtype()), first_ids_BT, everywhere_BT[:1], mask, cache)
@@ -112,9 +115,14 @@ class MTPHead(DraftHead):
         return torch.stack(states)
 
     def _run(
-        self, state_BTH: Tensor, ids_BT: Tensor, positions_BT: Tensor, mask: Tensor | None, cache: DynamicCache | RaggedCache
+        self,
+        state_BTH: Tensor,
+        ids_BT: Tensor,
+        positions_BT: Tensor,
+        mask: Tensor | None,
+        cache: DynamicCache | RaggedCache,
     ) -> Tensor:
-        """One step of the recursion for every position given: [B, T, H] -> [B, T, H]; appends T entries to the cache."""
+        """One step of the recursion at T positions: [B, T, H] -> [B, T, H]; appends T entries to the cache."""
         target = self.target.get
         embedding = target.embed(ids_BT).to(state_BTH.dtype)
         x = self.project(torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding)], dim=-1)) * self.scale
