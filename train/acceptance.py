@@ -33,15 +33,22 @@ class Simulated:
     acceptance_at: list[float]
 
 
+def answer_spans(loss_mask_T: Tensor) -> list[tuple[int, int]]:
+    """(first, end) of every answer in a text: a conversation has several, and may go on after the last."""
+    edges_T = torch.nn.functional.pad(loss_mask_T.int(), (1, 1)).diff()
+    firsts, ends = ((edges_T == edge).nonzero()[:, 0].tolist() for edge in (1, -1))
+    # Before a text's very first token there is no hidden state to draft from.
+    return [(max(first, 1), end) for first, end in zip(firsts, ends, strict=True) if end > max(first, 1)]
+
+
 def accept_probabilities(
-    head: DraftHead, hidden_TH: Tensor, input_ids_T: Tensor, loss_mask_T: Tensor, sampling: SamplingParams
+    head: DraftHead, hidden_TH: Tensor, input_ids_T: Tensor, first: int, sampling: SamplingParams
 ) -> Tensor:
     """[K, L]: entry [k-1, i] is the probability that a block whose root is answer token i keeps its k-th draft, given
     that it kept those before; 0 past the answer's end.
 
-    hidden, ids and mask [T] are one example's, with the answer at the end.
+    hidden and ids [T] end with the answer, which starts at `first` > 0.
     """
-    first = int(loss_mask_T.nonzero()[0])
     length = len(input_ids_T) - first
     # Root i stands at position first + i, so its block reads the hidden state before it.
     bases_1L = torch.arange(first - 1, first - 1 + length, device=input_ids_T.device)[None]

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
-from train.acceptance import Simulated, accept_probabilities, simulate
+from train.acceptance import Simulated, accept_probabilities, answer_spans, simulate
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.losses import LossOptions, head_loss
@@ -155,11 +155,10 @@ class HeadTrainer(Trainer):
             inputs = self._prepare_inputs(collate([dataset[index]]))
             with self.compute_loss_context_manager():
                 hidden_BTH, _ = self._teacher(inputs)
-                accept.append(
-                    accept_probabilities(
-                        self.head, hidden_BTH[0], inputs["input_ids"][0], inputs["loss_mask"][0], self.sampling
-                    )
-                )
+                ids_T = inputs["input_ids"][0]
+                for first, end in answer_spans(inputs["loss_mask"][0]):
+                    text = hidden_BTH[0, :end], ids_T[:end], first
+                    accept.append(accept_probabilities(self.head, *text, self.sampling))
         return simulate(accept)
 
 

@@ -21,7 +21,7 @@ from models.target import Target
 from models.tiny import FAMILIES, make_tiny_target
 from tests.models.decoding.scripted import random_prompts
 from train import acceptance as acceptance_module
-from train.acceptance import accept_probabilities, simulate
+from train.acceptance import accept_probabilities, answer_spans, simulate
 
 
 @dataclass
@@ -136,6 +136,21 @@ def test_simulation_of_nothing() -> None:
     assert simulate([torch.zeros(3, 1)]).acceptance_at == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("mask", "spans"),
+    [
+        ([0, 0, 1, 1], [(2, 4)]),
+        ([0, 1, 1, 0], [(1, 3)]),
+        ([0, 1, 0, 1, 1, 0, 0, 1], [(1, 2), (3, 5), (7, 8)]),
+        ([1, 1, 1, 0], [(1, 3)]),
+        ([1, 0, 0, 0], []),
+        ([0, 0], []),
+    ],
+)
+def test_answer_spans(mask: list[int], spans: list[tuple[int, int]]) -> None:
+    assert answer_spans(torch.tensor(mask).bool()) == spans
+
+
 # Against the decoder.
 
 NUM_PROMPTS = 8
@@ -173,9 +188,8 @@ def simulate_on(
     tables = []
     for prompt, answer in zip(prompts, answers, strict=True):
         ids_T = torch.tensor([*prompt, *answer])
-        mask_T = torch.arange(len(ids_T)) >= len(prompt)
         with torch.no_grad():
-            tables.append(accept_probabilities(head, target.hidden(ids_T[None])[0], ids_T, mask_T, sampling))
+            tables.append(accept_probabilities(head, target.hidden(ids_T[None])[0], ids_T, len(prompt), sampling))
     return tables
 
 
@@ -259,7 +273,7 @@ def test_accept_probabilities_by_definition() -> None:
     first, length = len(ids_T) - 6, 6
     hidden_TH = target.hidden(ids_T[None])[0]
     with torch.no_grad():
-        got = accept_probabilities(head, hidden_TH, ids_T, torch.arange(len(ids_T)) >= first, sampling)
+        got = accept_probabilities(head, hidden_TH, ids_T, first, sampling)
         p_TV = (target.model(input_ids=ids_T[None]).logits[0] / 0.7).softmax(-1)
         states = head(hidden_TH[None], ids_T[None])[:, 0]
     assert got.shape == (3, length)

@@ -105,6 +105,25 @@ def test_learns_one_batch_by_heart(kind: str, tmp_path: Path) -> None:
     assert result.counters.mean_block_length == trainer.simulate(OnlineRows(examples[:1])).mean_block_length
 
 
+def test_simulates_answers_alone(tmp_path: Path) -> None:
+    """A conversation counts like its answers one by one; what stands between and after them is nobody's draft."""
+    target = make_tiny_target()
+    text = random_prompts(1, longest=60, seed=9)[0] + list(range(40, 80))
+    spans = [(3, 9), (12, 13), (20, 31)]
+    mask = [any(start <= at < end for start, end in spans) for at in range(len(text))]
+    apart = [
+        Example(f"a{i}", "chat", "heldout", text[:end], [at >= start for at in range(end)])
+        for i, (start, end) in enumerate(spans)
+    ]
+    head = make_head(target, "medusa")
+    trainer = make_trainer(head, apart, tmp_path)
+    trainer.sampling = SamplingParams(temperature=1.0)
+    together = trainer.simulate(OnlineRows([Example("a", "chat", "heldout", text, mask)]))
+    alone = trainer.simulate(OnlineRows(apart))
+    assert together.mean_block_length == pytest.approx(alone.mean_block_length, rel=1e-5)
+    assert together.acceptance_at == pytest.approx(alone.acceptance_at, rel=1e-5)
+
+
 def train_few_steps(folder: Path, num_rows: int, accumulation: int) -> tuple[DraftHead, list[dict[str, float]]]:
     target = make_tiny_target()
     head = make_head(target)
