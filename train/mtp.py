@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from train.examples import OnlineRows, examples_digest, from_answers, most_frequ
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.losses import LossOptions
+from train.shards import ShardFolder
 from train.trainer import (
     GuardGradients,
     HeadTrainer,
@@ -74,7 +75,11 @@ def train_heads(config: MTPConfig) -> float:
     target = load_target(config.model)
     fingerprint = target.fingerprint()
     folder = Path(config.paths.heads)
+    # Options that do not fit show here, and not after hours of answering prompts.
+    build_head(target, replace(config.heads, own_output_head=False))
+    arguments = training_arguments(config.trainer, folder, target.device.type, config.logger)
     train, heldout, digest = _texts(target, config)
+    _require_same_run(folder, config, fingerprint, digest)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
     train_rows, heldout_rows = _rows(target, train, heldout, digest, draft_vocab is not None, config)
@@ -86,7 +91,7 @@ def train_heads(config: MTPConfig) -> float:
         head,
         config.loss,
         SamplingParams(config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p),
-        args=training_arguments(config.trainer, folder, target.device.type, config.logger),
+        args=arguments,
         train_dataset=train_rows,
         eval_dataset=heldout_rows,
         callbacks=callbacks,
@@ -147,6 +152,14 @@ def _rows(
     return train_rows, build_cache(target, heldout, config.cache, folder / "heldout", digest, with_normaliser)
 
 
+def _require_same_run(folder: Path, config: MTPConfig, target_fingerprint: str, text_digest: str) -> None:
+    """ValueError for a folder that holds heads of other options, text or target: going on would mix the two."""
+    parts: dict[str, Any] = {"heads": config.heads, "loss": config.loss, "trainer": config.trainer}
+    options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
+    made_from = {"holds": "heads", "target_fingerprint": target_fingerprint, "text_fingerprint": text_digest}
+    ShardFolder(folder, {**made_from, **options}, suffix="")
+
+
 def _fit(trainer: HeadTrainer, folder: Path) -> None:
     """Train, from the last checkpoint where there is one. A non-finite loss keeps the weights of the last good step."""
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
@@ -159,7 +172,7 @@ def _fit(trainer: HeadTrainer, folder: Path) -> None:
         save_heads(kept, trainer.head, {"stopped": str(error)})
         raise ValueError(
             f"{error}; the weights of the last good step are in {kept}. "
-            "Lower trainer.learning_rate, or raise trainer.warmup_steps"
+            "Lower trainer.learning_rate, or raise trainer.warmup_steps, with another paths.heads"
         ) from error
 
 

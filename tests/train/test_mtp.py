@@ -270,6 +270,34 @@ def test_a_finished_run_run_again_changes_nothing(config: MTPConfig, uninterrupt
     assert_ends_alike(config, uninterrupted)
 
 
+def test_other_options_do_not_go_on_from_an_old_run(config: MTPConfig) -> None:
+    """They would export the old heads under the new options' name."""
+    train_heads(with_trainer(config, max_steps=2))
+    for changed, named in [
+        (with_trainer(config, max_steps=2, learning_rate=0.5), r"trainer\.learning_rate is 0\.001, now 0\.5"),
+        (replace(config, heads=replace(config.heads, num_draft_tokens=5)), r"heads\.num_draft_tokens is 3, now 5"),
+        (replace(config, loss=LossOptions(tv=1.0)), r"loss\.tv is 0\.0, now 1\.0"),
+    ]:
+        with pytest.raises(ValueError, match=rf"heads holds the work of another run: .*{named}"):
+            train_heads(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": HeadOptions(kind="eagle9")}, r"heads\.kind='eagle9' is unknown"),
+        ({"heads": HeadOptions(kind="mtp", num_layers=9)}, r"heads\.num_layers=9"),
+        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, "saving steps"),
+    ],
+)
+def test_options_that_do_not_fit_stop_before_any_prompt_is_answered(
+    changes: dict[str, Any], message: str, config: MTPConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mtp_module, "load_prompts", None)
+    with pytest.raises(ValueError, match=message):
+        train_heads(replace(config, **changes))
+
+
 # Variants
 
 
