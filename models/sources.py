@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
@@ -24,23 +25,23 @@ def require_weights(folder: Path) -> None:
         )
 
 
-def hub_error_message(name: str, error: OSError) -> str:
-    """One line on why the hub gave no model, and what to do about it."""
+def hub_error_message(name: str, error: Exception) -> str:
+    """One line on why from_pretrained gave no model, and what to do about it."""
     text = f"{error} {error.__cause__ or ''}".lower()
-    if "gated" in text or "401" in text or "403" in text:
+    # The hub answers 401 for a repository that does not exist, too, so that what it says in words comes first.
+    if "not a valid git identifier" in text:
+        return f"model {name!r} has no such revision; check model.revision"
+    if "not a valid model identifier" in text or "repository not found" in text:
+        return (
+            f"model {name!r} is neither a folder here nor a repository on the hub that you may see; check model.name, "
+            "and if it is private run `hf auth login` or set HF_TOKEN"
+        )
+    if "gated" in text or re.search(r"\b40[13]\b", text):
         return (
             f"model {name!r} is gated or private: accept its licence on its hub page, then run `hf auth login` "
             "or set HF_TOKEN; or set model.name to a local folder"
         )
-    if "not a valid model identifier" in text or "404" in text or "repository not found" in text:
-        return f"model {name!r} is neither a folder here nor a repository on the hub; check model.name"
-    if (
-        "offline" in text
-        or "couldn't connect" in text
-        or "connection" in text
-        or "cached files" in text
-        or "resolve" in text
-    ):
+    if any(sign in text for sign in ("couldn't connect", "connection", "offline mode", "cached files")):
         return (
             f"model {name!r} could not be fetched: the hub is out of reach and the local cache does not have it. "
             "Go online once, set model.name to a local folder, or use +model=smollm2, which needs no hub"

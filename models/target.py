@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -170,18 +171,29 @@ def load_target(options: TargetOptions) -> Target:
         raise ValueError(f"model.dtype={options.dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if not options.name:
         raise ValueError("model.name is empty: give a hub name or a local folder, e.g. model.name=Qwen/Qwen3-0.6B")
+    device = resolve_device(options.device)
     if options.source == "random":
         from models.tiny import make_tiny_target
 
-        return make_tiny_target(seed=options.seed, dtype=options.dtype)
+        tiny = make_tiny_target(seed=options.seed, dtype=options.dtype)
+        return Target(tiny.model.to(device), tiny.tokenizer, tiny.name)
     target = _load_pretrained(_locate(options), options)
     _check_logits(target)
     return target
 
 
 def resolve_device(device: str) -> str:
-    """auto -> cuda when there is one, else cpu; anything else is passed on."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    """auto -> cuda when there is one, else cpu. ValueError for a device that torch does not know or does not find."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"model.device={device!r} is not there ({reason}); use auto, cpu, or cuda with a GPU"
+        ) from error
+    return device
 
 
 def _locate(options: TargetOptions) -> str:
@@ -200,9 +212,17 @@ def _locate(options: TargetOptions) -> str:
 def _load_pretrained(location: str, options: TargetOptions) -> Target:
     try:
         tokenizer = AutoTokenizer.from_pretrained(location, revision=options.revision)
-        model = AutoModelForCausalLM.from_pretrained(location, revision=options.revision, dtype=DTYPES[options.dtype])
-    except OSError as error:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            location, revision=options.revision, dtype=DTYPES[options.dtype], output_loading_info=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(hub_error_message(options.name, error)) from error
+    # transformers fills what is missing with random numbers, and only warns.
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"model {options.name!r} lacks {len(missing)} of its weights, such as {', '.join(missing[:3])}; "
+            "fetch or export it again"
+        )
     return Target(model.to(resolve_device(options.device)), tokenizer, options.name)
 
 
