@@ -30,6 +30,8 @@ EMBEDDING_SHARE = 0.3
 # Gains of the final norm below this share of their median are taken as switched off.
 MIN_GAIN = 0.02
 PROBE_TOKENS = 64
+# Ridge of the least-squares start, relative to the mean square of its features.
+RIDGE = 1e-3
 
 
 @dataclass
@@ -78,24 +80,67 @@ class MTPHead(DraftHead):
         self.norm_out: nn.Module = copy.deepcopy(target.decoder.get_submodule("norm"))
         self.scale = nn.Parameter(torch.ones(()))
         self.float().requires_grad_(True).to(target.device)
-        self._start_from_target()
+        self._start_blind()
 
     @torch.no_grad()
-    def _start_from_target(self) -> None:
-        """Let the copied layer meet at first what it is used to: the residual stream of its own depth and size.
+    def _start_blind(self) -> None:
+        """First weights without text: the copied layer meets the residual stream of its own depth and size.
 
-        A state is rms(r) normalised and multiplied by the final norm's gain, so dividing by the gain gives back the
-        stream's direction, and `scale` its size, measured on a probe. The embedding enters small and through a random
-        map: through the identity it would first of all predict itself once more.
+        A state is the stream, normalised, times the final norm's gain; dividing by the gain gives its direction back, and
+        `scale` its size. The embedding enters small and through a random map: through the identity, the head would first
+        of all predict the token that it was given.
         """
-        target, size = self.target.get, self.hidden_size
-        gain = self.norm_out(torch.ones(size, device=target.device))
+        size = self.hidden_size
+        gain = self.norm_out(torch.ones(size, device=self.scale.device))
         inverse = torch.where(gain.abs() > MIN_GAIN * gain.abs().median(), 1 / gain, 0.0)
-        generator = torch.Generator().manual_seed(0)
-        embedding_half = torch.randn(size, size, generator=generator) * EMBEDDING_SHARE / size**0.5
+        embedding_half = torch.randn(size, size, generator=torch.Generator().manual_seed(0)) * EMBEDDING_SHARE / size**0.5
         state_half = torch.diag(inverse * gain.pow(2).mean().sqrt())
-        self.project.weight.copy_(torch.cat([state_half, embedding_half.to(target.device)], dim=1))
-        self.scale.fill_(_residual_rms(target, len(target.layers()) - len(self.layers)))
+        self.project.weight.copy_(torch.cat([state_half, embedding_half.to(state_half.device)], dim=1))
+        target = self.target.get
+        probe = torch.linspace(0, target.vocab_size - 1, PROBE_TOKENS, device=target.device).long()[None]
+        self.scale.copy_(_rms(self._layer_input(probe)[1]).median())
+
+    @torch.no_grad()
+    def fit_start(self, texts: Sequence[Tensor]) -> None:
+        """Set `project` to the least-squares estimate of what the copied layer receives in the target itself.
+
+        At position t + 1 the target's own layer reads some r_{t+1}, and what follows it turns r_{t+1} into the right
+        prediction. The linear map from (h_t, x_{t+1}) closest to r_{t+1} is therefore a start from which the copied layer
+        already predicts. Positions count by 1 / rms(r)^2: the layer normalises, so relative errors matter. Our own method.
+        """
+        size = self.hidden_size
+        gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=self.scale.device)
+        cross = torch.zeros(2 * size, size, dtype=torch.float64, device=self.scale.device)
+        sizes = []
+        for ids_T in texts:
+            ids_1T = ids_T[None].to(self.target.get.device)
+            hidden_1TH, residual_1TH = self._layer_input(ids_1T)
+            features = self._features(hidden_1TH[:, :-1].float(), ids_1T[:, 1:])[0].double()
+            rms = _rms(residual_1TH[0, 1:].double())[:, None]
+            gram += (features / rms).T @ (features / rms)
+            cross += (features / rms).T @ (residual_1TH[0, 1:].double() / rms)
+            sizes.append(rms[:, 0])
+        if sum(map(len, sizes)) <= 4 * size:
+            return  # too little text to say anything about 2H x H weights
+        self.scale.copy_(torch.cat(sizes).median())
+        ridge = RIDGE * gram.diagonal().mean() * torch.eye(2 * size, dtype=gram.dtype, device=gram.device)
+        self.project.weight.copy_(torch.linalg.solve(gram + ridge, cross).T / self.scale)
+
+    def _layer_input(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's hidden states, and what its layer at our first layer's depth receives: both [B, T, H]."""
+        target = self.target.get
+        seen: list[Tensor] = []
+
+        def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            seen.append(args[0] if args else kwargs["hidden_states"])
+
+        depth = len(target.layers()) - len(self.layers)
+        handle = target.layers()[depth].register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            hidden_BTH = target.hidden(ids_BT)
+            return hidden_BTH, seen[0]
+        finally:
+            handle.remove()
 
     def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
         everywhere_BT = all_bases(input_ids_BT)
@@ -123,13 +168,16 @@ class MTPHead(DraftHead):
         cache: DynamicCache | RaggedCache,
     ) -> Tensor:
         """One step of the recursion at T positions: [B, T, H] -> [B, T, H]; appends T entries to the cache."""
-        target = self.target.get
-        embedding = target.embed(ids_BT).to(state_BTH.dtype)
-        x = self.project(torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding)], dim=-1)) * self.scale
-        rotary = target.rotary(x, positions_BT)
+        x = self.project(self._features(state_BTH, ids_BT)) * self.scale
+        rotary = self.target.get.rotary(x, positions_BT)
         for layer in self.layers:
             x = layer(x, attention_mask=mask, position_ids=positions_BT, cache=cache, position_embeddings=rotary)
         return self.norm_out(x)
+
+    def _features(self, state_BTH: Tensor, ids_BT: Tensor) -> Tensor:
+        """[state; embedding], each normalised: [B, T, 2H]."""
+        embedding_BTH = self.target.get.embed(ids_BT).to(state_BTH.dtype)
+        return torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding_BTH)], dim=-1)
 
     def start(self, batch_size: int) -> MTPState:
         target = self.target.get
@@ -188,17 +236,6 @@ def _step_mask(bases_BS: Tensor, positions_BT: Tensor, step: int, dtype: torch.d
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None]
 
 
-@torch.no_grad()
-def _residual_rms(target: Target, depth: int) -> float:
-    """Median size of the residual stream that enters layer `depth`, on a probe of evenly spaced token ids."""
-    seen: list[Tensor] = []
-
-    def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        seen.append(args[0] if args else kwargs["hidden_states"])
-
-    handle = target.layers()[depth].register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        target.hidden(torch.linspace(0, target.vocab_size - 1, PROBE_TOKENS, device=target.device).long()[None])
-    finally:
-        handle.remove()
-    return float(seen[0].float().pow(2).mean(dim=-1).sqrt().median())
+def _rms(x: Tensor) -> Tensor:
+    """Root mean square over the last dimension."""
+    return x.float().pow(2).mean(dim=-1).sqrt()
