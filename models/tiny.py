@@ -65,10 +65,15 @@ def make_tiny_target(seed: int = 0, dtype: str = "float32", family: str = "llama
     config = AutoConfig.for_model(family, **{**settings, **FAMILIES[family], **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
+    # Gemma multiplies embeddings by sqrt(hidden size): undone here, and made up for in the final norm, since a tied
+    # head would otherwise find each token's own embedding first of all, and repeat it.
+    gain = config.hidden_size**0.5 if family.startswith("gemma") else 1.0
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
-                scale = 1.0 if "embed" in name or "lm_head" in name else 2.0
+                scale = 1.0 / gain if "embed" in name or "lm_head" in name else 2.0
                 weight.copy_(torch.randn(weight.shape, generator=generator) * scale / weight.shape[-1] ** 0.5)
+        if gain != 1.0:
+            model.get_decoder().norm.weight.fill_(gain - 1.0)  # its gain is 1 + weight
     model.tie_weights()
     return Target(model.to(DTYPES[dtype]), make_tiny_tokenizer(), "tiny")
