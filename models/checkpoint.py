@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from models.heads import DraftHead, HeadOptions, build_head
 from models.target import Target
@@ -81,7 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is no readable JSON ({error}); the checkpoint is damaged, export it again") from error
-    version = config.get("format_version")
+    version = config.get("format_version") if isinstance(config, dict) else None
     if version is None:
         raise ValueError(
             f"{path} has no format_version: it is no Foretoken checkpoint (a transformers model goes into model.name)"
@@ -94,16 +96,21 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = None) -> DraftHead:
-    """The head, on the target's device, in `dtype` (default.
-
-    The target's), in eval mode. ValueError as the module says.
-    """
+    """The head on the target's device, in `dtype` (default: the target's), in eval mode. ValueError as above."""
     folder = Path(folder)
     config = read_config(folder)
     if config.get("kind") != "heads":
         raise ValueError(f"checkpoint={str(folder)!r} holds {config.get('kind')!r}, expected draft heads")
+    _require_keys(folder, config, ("head", "draft_vocab", "target"))
+    _require_keys(
+        folder, config["target"], ("name", "hidden_size", "vocab_size", "fingerprint", "tokenizer_fingerprint")
+    )
     _require_same_target(folder, config["target"], target)
-    draft_vocab = None if config["draft_vocab"] is None else torch.tensor(config["draft_vocab"])
+    draft_vocab = None if config["draft_vocab"] is None else torch.tensor(config["draft_vocab"], dtype=torch.long)
+    if draft_vocab is not None and not _is_sorted_subset(draft_vocab, target.vocab_size):
+        raise ValueError(
+            f"{folder / CONFIG_NAME}: draft_vocab must be rising ids below {target.vocab_size}; it is damaged"
+        )
     try:
         options = HeadOptions(**config["head"])
     except TypeError as error:
@@ -111,6 +118,19 @@ def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = N
     head = build_head(target, options, draft_vocab)
     _load_strictly(head, folder / WEIGHTS_NAME)
     return head.to(target.dtype if dtype is None else dtype).eval().requires_grad_(False)
+
+
+def _require_keys(folder: Path, found: Any, keys: Sequence[str]) -> None:
+    missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+    if missing:
+        raise ValueError(
+            f"{folder / CONFIG_NAME} lacks {', '.join(missing)}; the checkpoint is damaged, export it again"
+        )
+
+
+def _is_sorted_subset(ids: Tensor, vocab_size: int) -> bool:
+    """Whether these are strictly rising ids of the vocabulary, and at least one."""
+    return len(ids) > 0 and bool((ids.diff() > 0).all()) and int(ids[0]) >= 0 and int(ids[-1]) < vocab_size
 
 
 def _load_strictly(head: DraftHead, path: Path) -> None:
