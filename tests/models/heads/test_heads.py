@@ -322,8 +322,8 @@ def test_heads_of_a_bfloat16_target(kind: str) -> None:
     ("options", "message"),
     [
         ({"kind": "eagle9"}, r"heads\.kind='eagle9' is unknown; choose one of medusa, hydra, mtp"),
-        ({"num_draft_tokens": 0}, r"heads\.num_draft_tokens=0 .* must be at least 1"),
-        ({"kind": "medusa", "num_layers": 0}, r"heads\.num_layers=0 must be at least 1"),
+        ({"num_draft_tokens": 0}, r"heads\.num_draft_tokens=0 and .*must be at least 1"),
+        ({"kind": "medusa", "num_layers": 0}, r"heads\.num_layers=0: both must be at least 1"),
         ({"kind": "mtp", "num_layers": 4}, r"heads\.num_layers=4: the target has only 3 layers"),
     ],
 )
