@@ -42,6 +42,14 @@ def trim(examples: Sequence[Example], max_length: int) -> list[Example]:
     return [example for example in cut if bool(supervised(torch.tensor([example.loss_mask]), 1).any())]
 
 
+def first_texts(examples: Sequence[Example], num_tokens: int) -> list[Tensor]:
+    """The first examples' ids, as many as are needed for num_tokens tokens."""
+    texts: list[Tensor] = []
+    while examples[len(texts) :] and sum(map(len, texts)) < num_tokens:
+        texts.append(torch.tensor(examples[len(texts)].input_ids))
+    return texts
+
+
 def examples_digest(examples: Sequence[Example]) -> str:
     """Hash of every token and mask: what a hidden-state cache and a checkpoint were made from."""
     digest = hashlib.sha256()

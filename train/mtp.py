@@ -24,7 +24,7 @@ from models.target import Target, TargetOptions, load_target
 from train.answers import AnswerOptions, answer_prompts, read_answers
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions, Example, load_prompts, render_example
-from train.examples import OnlineRows, examples_digest, from_answers, most_frequent_tokens, trim
+from train.examples import OnlineRows, examples_digest, first_texts, from_answers, most_frequent_tokens, trim
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.losses import LossOptions
@@ -82,6 +82,7 @@ def train_heads(config: MTPConfig) -> float:
     _require_same_run(folder, config, fingerprint, digest)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
+    head.fit_start(first_texts(train, config.trainer.start_tokens))
     train_rows, heldout_rows = _rows(target, train, heldout, digest, draft_vocab is not None, config)
     interrupt = StopOnInterrupt()
     callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]

@@ -34,7 +34,8 @@ class TrainerOptions:
 
     max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without
     a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights.
-    max_length: tokens of prompt and answer that are used.
+    max_length: tokens of prompt and answer that are used. start_tokens: training text that the first weights of an mtp
+    head are fitted to, 0 for none.
     """
 
     num_train_epochs: float = 3.0
@@ -52,6 +53,7 @@ class TrainerOptions:
     patience: int = 0
     autocast: bool = True
     max_length: int = 1024
+    start_tokens: int = 16384
     seed: int = 0
     save_total_limit: int = 2
 
