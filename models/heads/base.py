@@ -119,7 +119,7 @@ class DraftHead(nn.Module, ABC):
         raw = F.linear(hidden.to(weight.dtype), weight, self.frozen_bias(weight.dtype))
         return self.target.get.finish_logits(raw).float()
 
-    def fit_start(self, texts: Sequence[Tensor]) -> None:  # noqa: B027
+    def fit_start(self, texts: Sequence[Tensor]) -> None:
         """Better first weights from a few thousand tokens of training text (each text: ids [T]); by default none."""
 
     # Drafting

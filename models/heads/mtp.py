@@ -87,13 +87,15 @@ class MTPHead(DraftHead):
         """First weights without text: the copied layer meets the residual stream of its own depth and size.
 
         A state is the stream, normalised, times the final norm's gain; dividing by the gain gives its direction back, and
-        `scale` its size. The embedding enters small and through a random map: through the identity, the head would first
-        of all predict the token that it was given.
+        `scale` its size. The embedding enters small and through a random map: through the identity, the head would
+        first of all predict the token that it was given.
         """
         size = self.hidden_size
         gain = self.norm_out(torch.ones(size, device=self.scale.device))
         inverse = torch.where(gain.abs() > MIN_GAIN * gain.abs().median(), 1 / gain, 0.0)
-        embedding_half = torch.randn(size, size, generator=torch.Generator().manual_seed(0)) * EMBEDDING_SHARE / size**0.5
+        embedding_half = (
+            torch.randn(size, size, generator=torch.Generator().manual_seed(0)) * EMBEDDING_SHARE / size**0.5
+        )
         state_half = torch.diag(inverse * gain.pow(2).mean().sqrt())
         self.project.weight.copy_(torch.cat([state_half, embedding_half.to(state_half.device)], dim=1))
         target = self.target.get
@@ -105,8 +107,9 @@ class MTPHead(DraftHead):
         """Set `project` to the least-squares estimate of what the copied layer receives in the target itself.
 
         At position t + 1 the target's own layer reads some r_{t+1}, and what follows it turns r_{t+1} into the right
-        prediction. The linear map from (h_t, x_{t+1}) closest to r_{t+1} is therefore a start from which the copied layer
-        already predicts. Positions count by 1 / rms(r)^2: the layer normalises, so relative errors matter. Our own method.
+        prediction. The linear map from (h_t, x_{t+1}) closest to r_{t+1} is therefore a start from which the copied
+        layer already predicts. Positions count by 1 / rms(r)^2: the layer normalises, so relative errors matter.
+        Our own method.
         """
         size = self.hidden_size
         gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=self.scale.device)
