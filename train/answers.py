@@ -147,7 +147,8 @@ def read_answers(folder: Path) -> list[Answer]:
     paths = sorted(folder.glob(f"shard-*{SUFFIX}"))
     answers: list[Answer] = []
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        # Not splitlines(): a string may hold other line separators, such as U+2028, as they are.
+        for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), start=1):
             try:
                 answers.append(Answer(**json.loads(line)))
             except (ValueError, TypeError) as error:

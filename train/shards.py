@@ -24,12 +24,13 @@ class ShardFolder:
         """Creates the folder, or takes up one with the same manifest. ValueError for another one's."""
         self.folder = folder
         self.suffix = suffix
+        manifest = json.loads(json.dumps(manifest))  # as it reads back: tuples are lists
         found = read_manifest(folder)
         if found is None:
             folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(folder / MANIFEST) as path:
                 path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        elif found != json.loads(json.dumps(manifest)):
+        elif found != manifest:
             raise ValueError(
                 f"{folder} holds the work of another run: {_difference(found, manifest)}; "
                 "choose another folder, or delete this one to make it anew"
