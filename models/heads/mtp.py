@@ -86,8 +86,8 @@ class MTPHead(DraftHead):
     def _start_blind(self) -> None:
         """First weights without text: the copied layer meets the residual stream of its own depth and size.
 
-        A state is the stream, normalised, times the final norm's gain; dividing by the gain gives its direction back, and
-        `scale` its size. The embedding enters small and through a random map: through the identity, the head would
+        A state is the stream, normalised, times the final norm's gain; dividing by the gain gives its direction back,
+        and `scale` its size. The embedding enters small and through a random map: through the identity, the head would
         first of all predict the token that it was given.
         """
         size = self.hidden_size
