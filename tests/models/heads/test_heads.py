@@ -296,6 +296,46 @@ def test_recursive_head_starts_from_the_targets_last_layers(family: str) -> None
     assert [layer.self_attn.layer_idx for layer in target.layers()] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fitted_start_is_the_least_squares_one(family: str, num_layers: int) -> None:
+    """Of all projections the one closest to what the copied layer receives, relatively; no step away is better."""
+    target = get_target(family)
+    texts = list(make_text(target, rows=12, length=48)[0])
+    head = build_head(target, HeadOptions(kind="mtp", num_draft_tokens=K, num_layers=num_layers))
+    blind = head.project.weight.clone()
+    head.fit_start(texts)
+    assert not torch.equal(head.project.weight, blind)
+
+    @torch.no_grad()
+    def error(weight: Tensor) -> float:
+        """Mean squared distance from the stream that enters the layer, both over the stream's own size."""
+        total = 0.0
+        for ids_T in texts:
+            output = target.model(input_ids=ids_T[None], output_hidden_states=True)
+            stream = output.hidden_states[3 - num_layers][0, 1:]
+            states, embedded = target.hidden(ids_T[None])[0, :-1], target.embed(ids_T[1:])
+            features = torch.cat([head.norm_state(states), head.norm_embedding(embedded)], dim=-1)
+            size = stream.pow(2).mean(dim=-1, keepdim=True).sqrt()
+            total += ((features @ weight.T * head.scale - stream) / size).pow(2).sum().item()
+        return total
+
+    best = error(head.project.weight)
+    assert best < error(blind)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        step = torch.randn(blind.shape, generator=generator) * 0.02
+        assert error(head.project.weight + step) > best
+
+
+def test_too_little_text_leaves_the_start_as_it_was() -> None:
+    target = get_target()
+    head = build_head(target, HeadOptions(kind="mtp", num_draft_tokens=K))
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    head.fit_start(list(make_text(target, rows=2, length=40)[0]))
+    assert all(torch.equal(before[name], tensor) for name, tensor in head.state_dict().items())
+
+
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_heads_of_a_bfloat16_target(kind: str) -> None:
     """Trained in float32 over bfloat16 hidden states; drafted in bfloat16, with float32 logits close to those."""
