@@ -98,7 +98,7 @@ class _ChunkedLoss(torch.autograd.Function):
         loss_K = states_KNH.new_zeros(num_steps, dtype=torch.float32)
         correct_K = torch.zeros_like(loss_K)
         labels_N = draft_labels(head, targets.labels_N)
-        rows = max(1, options.chunk_elements // (num_steps * weights[0].shape[0]))
+        rows = max(1, options.chunk_elements // weights[0].shape[0])
         for start in range(0, num_positions, rows):
             part = slice(start, start + rows)
             teacher_ND = teacher_probs(head, targets, part)
