@@ -89,9 +89,7 @@ def check_options(config: BenchConfig) -> dict[str, int]:
             "add drafter=heads, or leave them out"
         )
     if config.drafter.kind == "heads":
-        if not config.checkpoint:
-            raise ValueError("drafter=heads needs checkpoint=FOLDER, the folder that `python -m train.mtp` wrote")
-        _require_heldout(read_config(Path(config.checkpoint)), config)
+        _require_heldout(read_config(checkpoint_folder(config)), config)
     at_least = {"prompts_per_task": 1, "batch_size": 1, "rounds": 1, "warmup_rounds": 0, "prompt_lookup_tokens": 0}
     for name, least in {**at_least, "threads": 0, "short_tokens": 0, "long_tokens": 0}.items():
         if (value := getattr(config, name)) < least:
@@ -103,6 +101,11 @@ def check_options(config: BenchConfig) -> dict[str, int]:
         )
     _sampling(config)
     return {name: limit for name, limit in lengths.items() if limit}
+
+
+def checkpoint_folder(config: BenchConfig) -> Path:
+    """The heads to measure: those that were named, else where `python -m train.mtp` puts them by default."""
+    return Path(config.checkpoint or f"{config.work_dir}/mtp")
 
 
 def draft_token_counts(value: Any) -> list[int]:
@@ -140,7 +143,7 @@ def run_bench(config: BenchConfig) -> Session:
     if config.prompt_lookup_tokens and config.batch_size > 1:
         print(f"no row for prompt lookup: transformers' takes one prompt at a time, and batch_size={config.batch_size}")
     target = load_target(config.model)
-    head = load_heads(Path(config.checkpoint), target) if config.drafter.kind == "heads" else None
+    head = load_heads(checkpoint_folder(config), target) if config.drafter.kind == "heads" else None
     methods = make_methods(target, head, config)
     groups = make_groups(
         target.tokenizer, config.data, config.tasks, config.prompts_per_task, lengths, target.max_context()
@@ -201,7 +204,7 @@ def _require_heldout(checkpoint: dict[str, Any], config: BenchConfig) -> None:
     trained_with = checkpoint.get("provenance", {}).get("data", {}).get("heldout_fraction")
     if trained_with is not None and config.data.heldout_fraction > trained_with:
         raise ValueError(
-            f"data.heldout_fraction={config.data.heldout_fraction}: {config.checkpoint} had {trained_with} in "
+            f"data.heldout_fraction={config.data.heldout_fraction}: {checkpoint_folder(config)} had {trained_with} in "
             f"training, where some of these prompts occurred; use at most data.heldout_fraction={trained_with}"
         )
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 from transformers import DynamicCache
 
 from models.decoding.cache import RaggedCache
@@ -115,7 +116,7 @@ class MTPHead(DraftHead):
         gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=self.scale.device)
         cross = torch.zeros(2 * size, size, dtype=torch.float64, device=self.scale.device)
         sizes = []
-        for ids_T in texts:
+        for ids_T in tqdm(texts, desc="first weights", unit="text", leave=False):
             ids_1T = ids_T[None].to(self.target.get.device)
             hidden_1TH, residual_1TH = self._layer_input(ids_1T)
             features = self._features(hidden_1TH[:, :-1].float(), ids_1T[:, 1:])[0].double()

@@ -137,7 +137,7 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["drafter=heads"], "drafter=heads needs checkpoint=FOLDER"),
+        (["drafter=heads"], "has no config.json; give the folder that train.mtp wrote"),
         (["drafter=heads", "checkpoint=nowhere"], "'nowhere' has no config.json"),
         (["checkpoint=x"], "add drafter=heads"),
         (["num_draft_tokens=2"], "add drafter=heads"),
