@@ -13,7 +13,7 @@ trap 'printf "\nStopped. The same command goes on from here.\n" >&2; exit 130' I
 
 run=(+model=smollm2 work_dir=outputs/quickstart)
 bench=(data=instructions "data.languages=[en]" "tasks=[maths]" prompts_per_task=8 short_tokens=0 long_tokens=128
-    rounds=2 prompt_lookup_tokens=0)
+    rounds=2 prompt_lookup_tokens=0 "num_draft_tokens=[3,5]")
 
 require_free_gb 2 "the pipeline (model, hidden states, checkpoint)"
 step "1/3 environment" setup_env ""

@@ -48,7 +48,7 @@ FAMILIES = (
     Family("class", "code", "en", 250, _single(english.CODE_CLASS)),
     Family("summarise", "summarise", "en", 700, _single(passages.SUMMARISE), genres=passages.GENRES),
     Family("rewrite", "rewrite", "en", 700, _single(passages.REWRITE), genres=passages.GENRES, max_sentences=3),
-    Family("sums", "maths", "en", 900, _single(arithmetic.WORKING), problems=arithmetic.PROBLEMS),
+    Family("sums", "maths", "en", 2000, _single(arithmetic.WORKING), problems=arithmetic.PROBLEMS),
     Family("explain-ko", "chat_ko", "ko", 350, _single(korean.EXPLAIN_KO)),
     Family("list-ko", "chat_ko", "ko", 200, _single(korean.LIST_KO)),
     Family("creative-ko", "chat_ko", "ko", 200, _single(korean.CREATIVE_KO)),
