@@ -28,10 +28,12 @@ ITEMS = (
     "keys", "figs",
     "cupcakes", "paper cranes", "toy cars", "picture frames", "jars of honey", "bananas", "pears", "peaches", "carrots",
     "onions", "eggs", "loaves of bread", "bottles of milk", "cans of soup", "bags of rice", "spoons", "plates", "cups",
-    "chairs", "lamps", "mirrors", "blankets", "pillows", "towels", "socks", "shirts", "hats", "scarves", "gloves", "shoes",
+    "chairs", "lamps", "mirrors", "blankets", "pillows", "towels", "socks", "shirts", "hats", "scarves", "gloves",
+    "shoes",
     "necklaces", "rings", "bracelets", "books", "magazines", "letters", "envelopes", "photographs", "paintings",
     "brushes", "pens", "erasers", "rulers", "markers", "bricks", "nails", "screws", "planks", "ropes", "bottles",
-    "baskets", "flowers", "roses", "trees", "seeds", "leaves", "pebbles", "kites", "dolls", "puzzles", "robots", "drums",
+    "baskets", "flowers", "roses", "trees", "seeds", "leaves", "pebbles", "kites", "dolls", "puzzles", "robots",
+    "drums",
     "flutes", "tickets", "maps", "flags", "lanterns", "batteries", "cables", "wheels", "sandwiches", "pizzas", "pies",
     "biscuits", "chocolates", "sweets", "doughnuts", "pancakes", "olives", "cherries", "grapes", "melons", "tomatoes",
 )  # fmt: skip
@@ -98,47 +100,58 @@ PROBLEMS = (
     Problem("The museum of {town} had {a} visitors on Saturday and {b} times as many on Sunday. Tickets cost {c} "
             "coins. "
             "How much did both days bring in?", lambda a, b, c: a * (1 + b) * c, a=(20, 90), b=(2, 4)),
-    Problem("{person} had {a} {item} and bought {b} more. Then {c} of them broke. How many {item} does {person} have now?",
+    Problem("{person} had {a} {item} and bought {b} more. Then {c} of them broke. How many {item} does {person} "
+            "have now?",
             lambda a, b, c: a + b - c, a=(10, 60), b=(5, 40), c=(2, 9)),
     Problem("{person} has {a} times as many {item} as {other}. {other} has {b}. How many do they have together?",
             lambda a, b, c: (a + 1) * b),
-    Problem("{person} bakes {a} {item} on Monday, twice as many on Tuesday and {b} on Wednesday. How many is that in all?",
+    Problem("{person} bakes {a} {item} on Monday, twice as many on Tuesday and {b} on Wednesday. How many is that "
+            "in all?",
             lambda a, b, c: 3 * a + b, a=(5, 40), b=(3, 50)),
     Problem("A box of {item} costs {a} coins. {person} has {b} coins and gets {c} more. How many coins are left after "
             "buying one box?", lambda a, b, c: b + c - a, a=(3, 12), b=(12, 40)),
     Problem("{person} drinks {a} glasses of water a day. How many glasses is that in {b} weeks?",
             lambda a, b, c: 7 * a * b),
-    Problem("A school in {town} has {a} classes with {b} pupils each. {c} pupils are ill today. How many came to school?",
+    Problem("A school in {town} has {a} classes with {b} pupils each. {c} pupils are ill today. How many came to "
+            "school?",
             lambda a, b, c: a * b - c, a=(4, 15), b=(18, 30)),
     Problem("{person} plants {a} rows of {b} {item}. Birds take {c} of them. How many stay in the ground?",
             lambda a, b, c: a * b - c, a=(4, 15), b=(4, 15)),
-    Problem("A cinema sells {a} tickets for adults at {b} coins and {c} tickets for children at one coin. How much does "
+    Problem("A cinema sells {a} tickets for adults at {b} coins and {c} tickets for children at one coin. How much "
+            "does "
             "it take?", lambda a, b, c: a * b + c, a=(10, 60)),
-    Problem("{person} runs {a} kilometres every day for {b} days and then rests for {c} days. How far did {person} run?",
+    Problem("{person} runs {a} kilometres every day for {b} days and then rests for {c} days. How far did {person} "
+            "run?",
             lambda a, b, c: a * b),
-    Problem("It takes {a} minutes to paint one of the {item}. How many minutes does it take to paint {b} of them and to "
+    Problem("It takes {a} minutes to paint one of the {item}. How many minutes does it take to paint {b} of them "
+            "and to "
             "clean up for {c} minutes?", lambda a, b, c: a * b + c),
-    Problem("{person} has a shelf with {a} books. {b} are novels, and the rest are about {town}. How many books are about "
+    Problem("{person} has a shelf with {a} books. {b} are novels, and the rest are about {town}. How many books are "
+            "about "
             "{town}?", lambda a, b, c: a - b, a=(30, 90), b=(5, 28)),
     Problem("A farmer near {town} collects {a} eggs from each of {b} hens and sells {c} of the eggs. How many eggs are "
             "left?", lambda a, b, c: a * b - c, a=(4, 12), b=(4, 12), c=(2, 14)),
     Problem("{person} wants to buy a bicycle for {abc} coins and saves {a} coins a day. How many days does that take?",
             lambda a, b, c: b * c),
-    Problem("A ferry carries {a} cars on each trip. How many trips are needed for {ab} cars, and how many for {c} times as "
+    Problem("A ferry carries {a} cars on each trip. How many trips are needed for {ab} cars, and how many for {c} "
+            "times as "
             "many?", lambda a, b, c: b * c),
     Problem("{person} cuts a cake into {ab} pieces and eats {b} of them. How many pieces remain?",
             lambda a, b, c: a * b - b),
     Problem("{other} is {a} centimetres tall. {person} is {b} centimetres taller. How tall is {person}?",
             lambda a, b, c: a + b, a=(90, 160), b=(3, 30)),
-    Problem("There are {a} {item} in a red bag and {b} in a blue bag. {person} moves {c} from the red bag to the blue one. "
+    Problem("There are {a} {item} in a red bag and {b} in a blue bag. {person} moves {c} from the red bag to the "
+            "blue one. "
             "How many are in the blue bag then?", lambda a, b, c: b + c, a=(20, 50), b=(5, 40), c=(2, 15)),
     Problem("A printer prints {a} pages a minute. How many pages does it print in {b} minutes if {c} pages jam?",
             lambda a, b, c: a * b - c, a=(8, 30)),
     Problem("{person} buys {a} {item} at {b} coins each and pays with a note of {abc} coins. What is the change?",
             lambda a, b, c: a * b * c - a * b),
-    Problem("The temperature in {town} was {a} degrees in the morning, rose by {b} degrees and then fell by {c}. How warm "
+    Problem("The temperature in {town} was {a} degrees in the morning, rose by {b} degrees and then fell by {c}. "
+            "How warm "
             "was it in the end?", lambda a, b, c: a + b - c, a=(5, 20)),
-    Problem("{person} reads {a} pages on the first day and {b} pages more on each of the next two days. How many pages is "
+    Problem("{person} reads {a} pages on the first day and {b} pages more on each of the next two days. How many "
+            "pages is "
             "that?", lambda a, b, c: 3 * a + 2 * b, a=(10, 40)),
     Problem("Each of {a} teams has {b} players and {c} coaches. How many people is that?", lambda a, b, c: a * (b + c)),
     Problem("A car uses {a} litres for a hundred kilometres. How many litres does it use for {b} hundred kilometres?",
@@ -151,7 +164,8 @@ PROBLEMS = (
             a=(6, 10)),
     Problem("A library in {town} lends {a} books on each weekday and {b} on Saturday. How many books is that in a week "
             "that is closed on Sunday?", lambda a, b, c: 5 * a + b, a=(20, 90), b=(10, 99)),
-    Problem("{person} and {other} pick {abc} {item} together and put {a} into each basket. How many baskets do they fill?",
+    Problem("{person} and {other} pick {abc} {item} together and put {a} into each basket. How many baskets do they "
+            "fill?",
             lambda a, b, c: b * c),
     Problem("A string of {a} lights has {b} broken ones. How many lights work on {c} such strings?",
             lambda a, b, c: (a - b) * c, a=(20, 60)),
@@ -163,13 +177,16 @@ PROBLEMS = (
             a=(60, 120)),
     Problem("In a parking lot in {town} there are {a} cars and {b} motorcycles. How many wheels is that?",
             lambda a, b, c: 4 * a + 2 * b),
-    Problem("A ticket to {town} costs {a} coins. A group of {b} people gets {c} coins off the total. What does the group "
+    Problem("A ticket to {town} costs {a} coins. A group of {b} people gets {c} coins off the total. What does the "
+            "group "
             "pay?", lambda a, b, c: a * b - c, a=(10, 40)),
-    Problem("{person} types {a} words a minute. How many words is that in {b} minutes, without the {c} that were deleted?",
+    Problem("{person} types {a} words a minute. How many words is that in {b} minutes, without the {c} that were "
+            "deleted?",
             lambda a, b, c: a * b - c, a=(20, 60)),
     Problem("{person} has {a} coins of value {b} and {c} coins of value one. What are they worth together?",
             lambda a, b, c: a * b + c),
-    Problem("A river near {town} rises by {a} centimetres an hour for {b} hours and then falls by {c} centimetres. By how "
+    Problem("A river near {town} rises by {a} centimetres an hour for {b} hours and then falls by {c} centimetres. "
+            "By how "
             "much is it higher than before?", lambda a, b, c: a * b - c, a=(3, 12), b=(4, 12), c=(2, 10)),
     Problem("{person} needs {a} beads for one bracelet. How many bracelets can be made from {abc} beads?",
             lambda a, b, c: b * c),
@@ -180,7 +197,8 @@ PROBLEMS = (
     Problem("{person} solved {a} puzzles in March, {b} in April and {c} in May. How many is that on the whole?",
             lambda a, b, c: a + b + c, a=(5, 60), b=(5, 60), c=(5, 60)),
     Problem("Add {a}, {b} and {c}.", lambda a, b, c: a + b + c, a=(11, 90), b=(11, 90), c=(11, 90)),
-    Problem("Subtract {b} from {a} and multiply the result by {c}.", lambda a, b, c: (a - b) * c, a=(40, 90), b=(3, 39)),
+    Problem("Subtract {b} from {a} and multiply the result by {c}.", lambda a, b, c: (a - b) * c, a=(40, 90), b=(3, "
+            "39)),
     Problem("What is {abc} divided by {a}?", lambda a, b, c: b * c),
     Problem("{person} counts {a} tricycles and {b} bicycles in a yard in {town}. {c} of the bicycles are then taken "
             "away. "
