@@ -197,8 +197,8 @@ PROBLEMS = (
     Problem("{person} solved {a} puzzles in March, {b} in April and {c} in May. How many is that on the whole?",
             lambda a, b, c: a + b + c, a=(5, 60), b=(5, 60), c=(5, 60)),
     Problem("Add {a}, {b} and {c}.", lambda a, b, c: a + b + c, a=(11, 90), b=(11, 90), c=(11, 90)),
-    Problem("Subtract {b} from {a} and multiply the result by {c}.", lambda a, b, c: (a - b) * c, a=(40, 90), b=(3, "
-            "39)),
+    Problem("Subtract {b} from {a} and multiply the result by {c}.",
+            lambda a, b, c: (a - b) * c, a=(40, 90), b=(3, 39)),
     Problem("What is {abc} divided by {a}?", lambda a, b, c: b * c),
     Problem("{person} counts {a} tricycles and {b} bicycles in a yard in {town}. {c} of the bicycles are then taken "
             "away. "
