@@ -82,7 +82,9 @@ def train_heads(config: MTPConfig) -> float:
     _require_same_run(folder, config, fingerprint, digest)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
-    head.fit_start(first_texts(train, config.trainer.start_tokens))
+    last = get_last_checkpoint(str(folder))
+    if last is None:
+        head.fit_start(first_texts(train, config.trainer.start_tokens))
     train_rows, heldout_rows = _rows(target, train, heldout, digest, draft_vocab is not None, config)
     interrupt = StopOnInterrupt()
     callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]
@@ -98,7 +100,7 @@ def train_heads(config: MTPConfig) -> float:
         callbacks=callbacks,
     )
     try:
-        _fit(trainer, folder)
+        _fit(trainer, folder, last)
     finally:
         interrupt.restore()
     if interrupt.interrupted:
@@ -161,9 +163,8 @@ def _require_same_run(folder: Path, config: MTPConfig, target_fingerprint: str, 
     ShardFolder(folder, {**made_from, **options}, suffix="")
 
 
-def _fit(trainer: HeadTrainer, folder: Path) -> None:
+def _fit(trainer: HeadTrainer, folder: Path, last: str | None) -> None:
     """Train, from the last checkpoint where there is one. A non-finite loss keeps the weights of the last good step."""
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     if last:
         print(f"going on from {last}")
     try:
