@@ -18,7 +18,7 @@ from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMe
 from eval.provenance import describe_run
 from eval.report import render_groups, render_table, row_record, write_json, write_text
 from eval.session import Session, SessionOptions, make_parts, run_session
-from eval.tasks import TASKS, make_groups
+from eval.tasks import SPLITS, TASKS, make_groups
 from eval.timing import device_clock
 from models.checkpoint import load_heads, read_config
 from models.decoding.decoder import Decoder
@@ -59,6 +59,7 @@ class BenchConfig:
     checkpoint: str = ""
     num_draft_tokens: Any = 0  # a number or a list of numbers
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    splits: list[str] = field(default_factory=lambda: ["heldout"])
     prompts_per_task: int = 4
     short_tokens: int = 48
     long_tokens: int = 192
@@ -83,6 +84,8 @@ def check_options(config: BenchConfig) -> dict[str, int]:
     if config.verifier.kind not in VERIFIERS:
         raise ValueError(f"verifier.kind={config.verifier.kind!r} is unknown; choose one of {', '.join(VERIFIERS)}")
     draft_token_counts(config.num_draft_tokens)
+    if not config.splits or set(config.splits) - set(SPLITS) or len(set(config.splits)) < len(config.splits):
+        raise ValueError(f"splits={config.splits} must name each of {', '.join(SPLITS)} at most once, and one of them")
     if config.drafter.kind == "none" and (config.checkpoint or config.num_draft_tokens):
         raise ValueError(
             f"checkpoint={config.checkpoint!r} and num_draft_tokens={config.num_draft_tokens} are for a drafter; "
@@ -145,9 +148,13 @@ def run_bench(config: BenchConfig) -> Session:
     target = load_target(config.model)
     head = load_heads(checkpoint_folder(config), target) if config.drafter.kind == "heads" else None
     methods = make_methods(target, head, config)
-    groups = make_groups(
-        target.tokenizer, config.data, config.tasks, config.prompts_per_task, lengths, target.max_context()
-    )
+    groups = [
+        group
+        for split in config.splits
+        for group in make_groups(
+            target.tokenizer, config.data, config.tasks, config.prompts_per_task, lengths, target.max_context(), split
+        )
+    ]
     options = SessionOptions(
         config.rounds, config.warmup_rounds, config.batch_size, config.seed, config.temperature == 0
     )
@@ -188,6 +195,7 @@ def _legend(session: Session, target: Target, config: BenchConfig, run: dict[str
         f"{target.name}, {str(target.dtype).removeprefix('torch.')}, batch size {config.batch_size}, {how}.",
         f"tokens/s: median (lowest–highest) of {config.rounds} rounds, the prompts' own passes included.",
         "pass / bare: the row's target pass over a bare forward of one token. draft / pass: drafting over that pass.",
+        "fresh: new prompts about what training prompts are about. Other groups: held-out prompts.",
         "gap: furthest, in logits, that one of two differing tokens lay below the target's best one.",
         f"peak: {session.memory_kind}.",
         f"{run['command']}",
@@ -200,8 +208,14 @@ def _sampling(config: BenchConfig) -> SamplingParams:
 
 
 def _require_heldout(checkpoint: dict[str, Any], config: BenchConfig) -> None:
-    """A prompt that is held out here must have been held out in training."""
-    trained_with = checkpoint.get("provenance", {}).get("data", {}).get("heldout_fraction")
+    """A prompt that is held out, or fresh, here must have been so in training."""
+    data = checkpoint.get("provenance", {}).get("data", {})
+    if "fresh" in config.splits and data.get("seed", config.data.seed) != config.data.seed:
+        raise ValueError(
+            f"splits names fresh, and data.seed={config.data.seed}: {checkpoint_folder(config)} was trained with "
+            f"data.seed={data['seed']}, and only with the same one it is known which prompts are new"
+        )
+    trained_with = data.get("heldout_fraction")
     if trained_with is not None and config.data.heldout_fraction > trained_with:
         raise ValueError(
             f"data.heldout_fraction={config.data.heldout_fraction}: {checkpoint_folder(config)} had {trained_with} in "

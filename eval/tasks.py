@@ -1,13 +1,13 @@
-"""The bench's prompts: held-out ones alone, by task, with short and long answers apart.
+"""The bench's prompts: none that was trained on, by task, with short and long answers apart.
 
 Chooses and renders prompts; the prompts themselves, their split and the chat template belong to `train.data`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from train.data import DataOptions, Prompt, load_prompts, render_prompt
+from train.data import DataOptions, Prompt, fresh_prompts, load_prompts, render_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # Raw text that is continued (functions of the standard library), whatever the task of its source.
 COMPLETION = "completion"
 TASKS = ("chat", "chat_ko", COMPLETION, "summarise", "maths")
+# The options and how a message calls them. heldout: the data's held-out split. fresh: new prompts about what the
+# training prompts are about.
+SPLITS = {"heldout": "held-out", "fresh": "fresh"}
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,11 @@ class BenchGroup:
     length: str
     max_new_tokens: int
     prompts: list[list[int]]
+    split: str = "heldout"
 
     @property
     def name(self) -> str:
-        return f"{self.task} {self.length}"
+        return f"{self.task} {self.length}{', fresh' if self.split == 'fresh' else ''}"
 
 
 def bench_task(prompt: Prompt) -> str:
@@ -36,13 +40,19 @@ def bench_task(prompt: Prompt) -> str:
     return COMPLETION if prompt.text is not None else prompt.task
 
 
-def heldout_by_task(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    """Held-out prompts of each task, in their order; training prompts are left out."""
+def by_task(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
+    """Prompts of each task, in their order."""
     found: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        if prompt.split == "heldout":
-            found.setdefault(bench_task(prompt), []).append(prompt)
+        found.setdefault(bench_task(prompt), []).append(prompt)
     return found
+
+
+def unseen_prompts(data: DataOptions, split: str) -> list[Prompt]:
+    """The data's prompts of this split, none of which training with the same data options has seen."""
+    if split == "fresh":
+        return fresh_prompts(data)
+    return [prompt for prompt in load_prompts(data) if prompt.split == "heldout"]
 
 
 def make_groups(
@@ -52,23 +62,26 @@ def make_groups(
     prompts_per_task: int,
     max_new_tokens: Mapping[str, int],
     context_length: int,
+    split: str = "heldout",
 ) -> list[BenchGroup]:
     """One group for each task and each length of answers, {"short": 64, "long": 256} say; the same prompts for both.
 
     A prompt that would leave no room in the context for the longest answer is passed over. No tasks: all that the data
     has. Raises ValueError for a task that the data lacks, or with too few prompts.
     """
-    found = heldout_by_task(load_prompts(data))
+    found = by_task(unseen_prompts(data, split))
     if not found:
         raise ValueError(
-            f"data.source={data.source} has no held-out prompt (data.heldout_fraction={data.heldout_fraction}); "
+            f"data.source={data.source} has no {SPLITS[split]} prompt (data.heldout_fraction={data.heldout_fraction}); "
             "raise the fraction, use more prompts, or another source"
         )
     groups = []
     for task in tasks or sorted(found):
         if task not in found:
             has = ", ".join(sorted(found))
-            raise ValueError(f"tasks names {task!r}: the held-out prompts of data.source={data.source} are {has}")
+            raise ValueError(
+                f"tasks names {task!r}: the {SPLITS[split]} prompts of data.source={data.source} are {has}"
+            )
         room = context_length - max(max_new_tokens.values())
         rendered: list[list[int]] = []
         for prompt in found[task]:
@@ -79,8 +92,8 @@ def make_groups(
                 break
         else:
             raise ValueError(
-                f"prompts_per_task={prompts_per_task}: task {task!r} has {len(found[task])} held-out prompts, of which "
+                f"prompts_per_task={prompts_per_task}: task {task!r} has {len(found[task])} {SPLITS[split]} prompts, of which "
                 f"{len(rendered)} have at most {room} tokens; ask for fewer, or leave out the task (tasks=[...])"
             )
-        groups += [BenchGroup(task, length, limit, rendered) for length, limit in max_new_tokens.items()]
+        groups += [BenchGroup(task, length, limit, rendered, split) for length, limit in max_new_tokens.items()]
     return groups

@@ -141,6 +141,23 @@ def _check(options: DataOptions) -> None:
         raise ValueError(f"data.sources names {', '.join(unknown)}; choose among {', '.join(SOURCES[:-1])}")
 
 
+def fresh_prompts(options: DataOptions) -> list[Prompt]:
+    """Generated prompts that no training run with these options has seen, about what its training prompts are about.
+
+    The held-out split asks more: its topics, names and sums occur in no training prompt. Errors: ValueError for another
+    source, whose held-out prompts are already of this kind.
+    """
+    if options.source != "instructions":
+        raise ValueError(
+            f"data.source={options.source} has no fresh prompts: only generated ones (data=instructions) can be made "
+            "anew; its held-out split holds new prompts of the same kind"
+        )
+    everything = replace(options, max_prompts=0)
+    known = {prompt.content() for prompt in load_prompts(everything)}
+    others = load_prompts(replace(everything, seed=options.seed + 1))
+    return [prompt for prompt in others if prompt.split == "train" and prompt.content() not in known]
+
+
 def render_prompt(
     tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:

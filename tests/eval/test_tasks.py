@@ -1,6 +1,7 @@
 """The bench sees held-out prompts alone, as many as asked for, that leave room for an answer."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from eval.tasks import COMPLETION, make_groups
 from models.tiny import make_tiny_tokenizer
 from train.data import DataOptions, load_prompts, render_prompt
+from train.prompts.instructions import heldout_entities
 
 LENGTHS = {"short": 4, "long": 32}
 TOKENIZER = make_tiny_tokenizer()
@@ -72,3 +74,22 @@ def test_generated_instructions_and_source_code(tmp_path: Path) -> None:
         prompts = [rendered[tuple(ids)] for ids in group.prompts]
         assert all(prompt.split == "heldout" for prompt in prompts)
         assert all((prompt.text is not None) == (group.task == COMPLETION) for prompt in prompts)
+
+
+def test_fresh_prompts_are_new_and_about_training_material() -> None:
+    """None of them occurs among this seed's prompts, of either split, and none mentions what is held out."""
+    data = DataOptions(tasks=["maths"], languages=["en"])
+    groups = make_groups(TOKENIZER, data, ["maths"], 20, {"long": 32}, context_length=4096, split="fresh")
+    assert [group.name for group in groups] == ["maths long, fresh"]
+    known = {tuple(render_prompt(TOKENIZER, prompt)) for prompt in load_prompts(data)}
+    assert not known & {tuple(ids) for ids in groups[0].prompts}
+    heldout = re.compile(rf"\b(?:{'|'.join(heldout_entities('en', data.heldout_fraction))})\b")
+    texts = [TOKENIZER.decode(ids) for ids in groups[0].prompts]
+    assert not any(heldout.search(text) for text in texts)
+    # The check can fail: held-out prompts do mention them.
+    assert any(heldout.search(prompt.content()) for prompt in load_prompts(data) if prompt.split == "heldout")
+
+
+def test_other_sources_have_no_fresh_prompts(data: DataOptions) -> None:
+    with pytest.raises(ValueError, match="source=jsonl has no fresh prompts"):
+        make_groups(TOKENIZER, data, ["maths"], 1, LENGTHS, context_length=4096, split="fresh")
