@@ -93,7 +93,8 @@ def make_groups(
         else:
             raise ValueError(
                 f"prompts_per_task={prompts_per_task}: task {task!r} has {len(found[task])} {SPLITS[split]} prompts, "
-                f"of which {len(rendered)} have at most {room} tokens; ask for fewer, or leave out the task (tasks=[...])"
+                f"of which {len(rendered)} have at most {room} tokens; ask for fewer, or leave out the task "
+                "(tasks=[...])"
             )
         groups += [BenchGroup(task, length, limit, rendered, split) for length, limit in max_new_tokens.items()]
     return groups
