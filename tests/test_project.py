@@ -191,7 +191,8 @@ def run_import_linter(root: Path, extra_module: tuple[str, str] | None) -> subpr
     for name in PYPROJECT["tool"]["importlinter"]["root_packages"]:
         (root / name).mkdir()
         (root / name / "__init__.py").touch()
-    (root / "train" / "mtp.py").write_text("import hydra\n")
+    (root / "train" / "config.py").write_text("import hydra\n")
+    (root / "train" / "mtp.py").write_text("import train.config\n")
     if extra_module is not None:
         path, source = extra_module
         (root / path).write_text(source)
