@@ -1,7 +1,11 @@
 """One sitting of the bench: all methods, turn by turn and group by group, with what each took and wrote."""
 
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -65,6 +69,35 @@ def make_parts(methods: Sequence[Method]) -> list[Method]:
     ]
 
 
+class _Interrupts:
+    """Ctrl-C as ever, and once more at the next turn, for an exception raised inside a callback of C code is lost.
+
+    It also works where a shell that started the bench in the background has SIGINT ignored.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._before: Any = None
+
+    def __enter__(self) -> "_Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._is_pending = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise what a library has swallowed."""
+        if self._is_pending:
+            raise KeyboardInterrupt
+
+
 def run_session(
     target: Target,
     groups: Sequence[BenchGroup],
@@ -80,10 +113,11 @@ def run_session(
     by_name = {method.name: method for method in (*methods, *parts)}
     turns = schedule(list(by_name), options.rounds, options.warmup_rounds)
     total = sum(_work(turn, group, options) for group in groups for turn in turns)
-    with tqdm(total=total, unit="token", unit_scale=True, desc="measuring", dynamic_ncols=True) as bar:
+    bar = tqdm(total=total, unit="token", unit_scale=True, desc="measuring", dynamic_ncols=True)
+    with bar, _Interrupts() as interrupts:
         for group in groups:
             try:
-                runs, outcomes = _measure_group(group, by_name, turns, memory, options, clock, bar)
+                runs, outcomes = _measure_group(group, by_name, turns, memory, options, clock, bar, interrupts)
                 counted = _count(target, group, outcomes, session.methods, options)
             except KeyboardInterrupt:
                 if not session.runs:
@@ -103,10 +137,12 @@ def _measure_group(
     options: SessionOptions,
     clock: Clock,
     bar: tqdm,
+    interrupts: "_Interrupts",
 ) -> tuple[list[Run], dict[str, Outcome]]:
     """Every counted turn, and what each method gave in the first of them."""
 
     def prepare(turn: Turn) -> None:
+        interrupts.check()
         bar.set_postfix_str(f"{group.name}, {turn.name}{', warming up' if turn.is_warmup else ''}")
         memory.start()
 

@@ -1,12 +1,14 @@
 """A sitting with methods that the test makes up and a clock that it moves: order, warm-up, medians, Ctrl-C."""
 
+import contextlib
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from eval.methods import BARE, PLAIN, DecoderMethod, Outcome
-from eval.session import PARTS, SessionOptions, make_parts, run_session
+from eval.session import PARTS, SessionOptions, _Interrupts, make_parts, run_session
 from eval.tasks import BenchGroup
 from models.decoding.counters import Timings
 from models.decoding.decoder import Decoder
@@ -146,3 +148,14 @@ def test_waiting_twins_have_no_row_of_their_own(target: Target) -> None:
 
 
 ticks = iter(range(10_000))
+
+
+def test_an_interrupt_that_a_library_swallowed_stops_at_the_next_turn() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with _Interrupts() as interrupts:
+        interrupts.check()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+    assert signal.getsignal(signal.SIGINT) is before
