@@ -74,7 +74,7 @@ def build_cache(
     missing = store.missing(len(shards))
     if missing:
         needed = cache_bytes(target, [example for index in missing for example in shards[index]], with_normaliser)
-        print(f"hidden-state cache: {needed / 1e9:.2f} GB to write under {folder}")
+        print(f"hidden-state cache: {needed / 1e6:,.1f} MB to write under {folder}")
         require_disk(
             folder,
             needed,

@@ -74,7 +74,8 @@ def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> Non
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
         raise ValueError(
-            f"{what} needs {needed_bytes / 1e9:.2f} GB under {folder}, but {free_bytes / 1e9:.2f} GB are free; {remedy}"
+            f"{what} needs {needed_bytes / 1e6:,.1f} MB under {folder}, "
+            f"but {free_bytes / 1e6:,.1f} MB are free; {remedy}"
         )
 
 

@@ -192,7 +192,7 @@ def test_too_little_disk_is_told_before_any_work(tmp_path: Path, monkeypatch: py
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, needed - 1))
     monkeypatch.setattr(target, "hidden", None)
-    with pytest.raises(ValueError, match=r"the hidden-state cache needs .* GB under .*cache\.enabled=false"):
+    with pytest.raises(ValueError, match=r"the hidden-state cache needs .* MB under .*cache\.enabled=false"):
         build(target, tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
     monkeypatch.undo()

@@ -80,5 +80,5 @@ def test_require_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     require_disk(tmp_path / "not" / "yet", 2 * 10**9, "the cache", "free some")
     assert asked == [tmp_path]
-    with pytest.raises(ValueError, match=r"the cache needs 2\.10 GB under .*yet, but 2\.00 GB are free; free some"):
+    with pytest.raises(ValueError, match=r"the cache needs 2,100\.0 MB under .*yet, but 2,000\.0 MB are free;"):
         require_disk(tmp_path / "not" / "yet", 21 * 10**8, "the cache", "free some")
