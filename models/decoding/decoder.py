@@ -25,7 +25,8 @@ from models.decoding.counters import Timings
 from models.decoding.drafters.base import Drafter
 from models.decoding.rows import DecodeResult, GenerationParams, Row
 from models.decoding.sampling import sample_from, transform_logits
-from models.decoding.verification import Verdict, verify_greedy, verify_tokens
+from models.decoding.verification.base import Block, Verdict
+from models.decoding.verification.token import verify_greedy, verify_tokens
 from models.target import Target
 
 # (index of the prompt, tokens emitted by a block, whether each was drafted and accepted)
@@ -224,7 +225,7 @@ class Decoder:
         first = self.num_draft_tokens
         uniforms_BK = uniforms_BU[:, first : first + drafted_BK.shape[1]]
         return verify_tokens(
-            target_probs_BTV, draft_probs_BKV, drafted_BK, num_drafted_B, uniforms_BK, uniforms_BU[:, -1]
+            Block(target_probs_BTV, draft_probs_BKV, drafted_BK, num_drafted_B, uniforms_BK, uniforms_BU[:, -1])
         )
 
     def _target_pass(self, ids_BT: Tensor, cache: RaggedCache) -> Tensor:
