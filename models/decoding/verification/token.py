@@ -145,12 +145,18 @@ class AcceptRule(TokenRule):
 
     def law(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         """See `TokenRule.law`."""
-        return q * self.accept(p, q, *stats) + self.residual(p, q, *stats)
+        rejected, distance = stats[-2:]
+        scale = torch.where(distance > 0, rejected / distance, 0.0)
+        return q * self.accept(p, q, *stats) + self.residual(p, q, *stats) * scale
 
     def residual(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
-        """See `TokenRule.residual`."""
+        """See `TokenRule.residual`. Unscaled: bit for bit what the lossless rule draws from."""
+        return (p - q).clamp(min=0.0)
+
+    def distance(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
+        """TV(nu, p) = TV(p, q) - sum q (1 - a): nu is at least p just where q is, since a >= min(1, p / q)."""
         rejected, distance = stats[-2:]
-        return (p - q).clamp(min=0.0) * torch.where(distance > 0, rejected / distance, 0.0)
+        return (distance - rejected)[..., 0].double().clamp(0.0, 1.0)
 
 
 class _WithinBudget(TokenRule):
