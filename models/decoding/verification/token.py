@@ -140,8 +140,12 @@ class AcceptRule(TokenRule):
     def prepare(self, block: Block, p_BKV: Tensor, q_BKV: Tensor) -> Stats:
         """See `TokenRule.prepare`."""
         stats = self.accept_stats(block, p_BKV, q_BKV)
-        rejected = (q_BKV * (1.0 - self.accept(p_BKV, q_BKV, *stats))).sum(dim=-1, keepdim=True)
-        return (*stats, rejected, (p_BKV - q_BKV).clamp(min=0.0).sum(dim=-1, keepdim=True))
+        rejected = self.refused(p_BKV, q_BKV, *stats).sum(dim=-1, keepdim=True)
+        return (*stats, rejected, (p_BKV - q_BKV).clamp_(min=0.0).sum(dim=-1, keepdim=True))
+
+    def refused(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
+        """q (1 - a), over the whole vocabulary; here for rules that have a cheaper form of it."""
+        return q * (1.0 - self.accept(p, q, *stats))
 
     def law(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         """See `TokenRule.law`."""
