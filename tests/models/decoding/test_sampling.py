@@ -1,5 +1,6 @@
 """transform_logits against transformers' own warpers; sample_from as an exact inverse CDF."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -102,11 +103,32 @@ def test_sample_from_is_the_inverse_cdf() -> None:
         assert sample_from(probs_V, torch.tensor(uniform, dtype=torch.float64)).item() == token
 
 
-def test_sample_from_never_gives_probability_zero() -> None:
-    """At both ends of the interval, for weights whose sum is not exactly one."""
+@pytest.mark.parametrize("vocab_size", [7, 256, 257, 1000, 49152])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_sample_from_of_large_vocabularies(vocab_size: int, dtype: torch.dtype) -> None:
+    """Chunk by chunk it finds what numpy finds in one go; float32 sums may move an edge by their rounding."""
     generator = torch.Generator().manual_seed(0)
-    probs_BV = torch.rand(500, 40, generator=generator) * (torch.rand(500, 40, generator=generator) < 0.2)
+    weights_V = torch.rand(vocab_size, generator=generator, dtype=torch.float64) ** 8
+    weights_V[torch.rand(vocab_size, generator=generator) < 0.5] = 0.0
+    weights_V = weights_V.to(dtype)
+    uniforms_N = torch.rand(5000, generator=generator, dtype=torch.float64)
+    edges_V = np.cumsum(weights_V.double().numpy())
+    expected = np.searchsorted(edges_V, uniforms_N.numpy() * edges_V[-1], side="right")
+    found = sample_from(weights_V.expand(5000, -1), uniforms_N).numpy()
+    assert (weights_V.numpy()[found] > 0).all()
+    assert (found == expected).mean() == 1.0 if dtype == torch.float64 else (found == expected).mean() > 0.998
+
+
+@pytest.mark.parametrize("vocab_size", [40, 800])
+def test_sample_from_never_gives_probability_zero(vocab_size: int) -> None:
+    """At both ends of the interval, for weights whose sum is not exactly one; whole chunks may be zero."""
+    generator = torch.Generator().manual_seed(0)
+    probs_BV = torch.rand(500, vocab_size, generator=generator) * (
+        torch.rand(500, vocab_size, generator=generator) < 0.2
+    )
     probs_BV[:, 20] = 0.3
+    probs_BV[:, :20] = 0.0
+    probs_BV[::2, 21:] = 0.0
     probs_BV /= probs_BV.sum(dim=-1, keepdim=True)
     for uniform in (0.0, 1.0 - 2.0**-53):
         tokens_B = sample_from(probs_BV, torch.full((500,), uniform, dtype=torch.float64))
