@@ -81,7 +81,7 @@ def gap_at(target: Target, context: Sequence[int], token: int, other: int) -> fl
     cannot hide behind a near tie of two others.
     """
     hidden_1TH = target.hidden(torch.tensor([list(context)], device=target.device))
-    logits_V = target.logits(hidden_1TH[0, -1])
+    logits_V = target.hide_padding(target.logits(hidden_1TH[0, -1]))
     return float(logits_V.max() - torch.minimum(logits_V[token], logits_V[other]))
 
 

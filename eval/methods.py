@@ -33,6 +33,7 @@ class Outcome:
     tokens: list[list[int]]
     counters: list[Counters] = field(default_factory=list)
     timings: Timings | None = None
+    certificates: list[float] = field(default_factory=list)  # of a relaxed rule; see `DecodeResult.certificate`
 
 
 class Method(Protocol):
@@ -59,7 +60,8 @@ class DecoderMethod:
         """See `Method.run`."""
         params = GenerationParams(max_new_tokens, self.sampling, seed)
         results = self.decoder.generate(prompts, params, self.batch_size)
-        return Outcome([r.tokens for r in results], [r.counters for r in results], self.decoder.timings)
+        certificates = [] if self.decoder.judge.rule.is_lossless else [r.certificate for r in results]
+        return Outcome([r.tokens for r in results], [r.counters for r in results], self.decoder.timings, certificates)
 
 
 class WaitingDecoder(Decoder):

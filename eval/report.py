@@ -26,6 +26,7 @@ HEADER = (
     "pass / bare",
     "draft / pass",
     "peak MiB",
+    "distance / token",
     "identical to plain",
 )
 GROUP_HEADER = (
@@ -41,7 +42,7 @@ GROUP_HEADER = (
 
 def render_table(rows: Sequence[Row]) -> str:
     """The main table, one line a method."""
-    return _align(
+    return align(
         HEADER,
         [
             (
@@ -54,6 +55,7 @@ def render_table(rows: Sequence[Row]) -> str:
                 _times(row.pass_over_bare),
                 _times(row.draft_over_target),
                 f"{row.peak_bytes / MEBIBYTE:.0f}",
+                ABSENT if row.certificate_per_token is None else f"{row.certificate_per_token:.3f}",
                 _agreement(row.agreement),
             )
             for row in rows
@@ -63,7 +65,7 @@ def render_table(rows: Sequence[Row]) -> str:
 
 def render_groups(groups: Mapping[str, Sequence[Row]]) -> str:
     """The same figures for each task and length of answers."""
-    return _align(
+    return align(
         GROUP_HEADER,
         [
             (
@@ -118,7 +120,7 @@ def write_text(path: Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
 
 
-def _align(header: Sequence[str], lines: Sequence[Sequence[str]], num_left: int = 1) -> str:
+def align(header: Sequence[str], lines: Sequence[Sequence[str]], num_left: int = 1) -> str:
     """Markdown with columns of even width: the first `num_left` left-aligned, the others right-aligned."""
     widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
     rule = ["-" * width if i < num_left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]

@@ -34,6 +34,7 @@ class Counted:
     method: str
     counters: Counters | None  # None: not counted by this method
     agreement: Agreement | None  # with plain decoding; None where that means nothing (sampling)
+    certificate: float | None = None  # sum over sequences; None for a lossless rule, which has none
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Row:
     draft_over_target: Spread | None  # time to draft over time of the target's pass, both a block
     peak_bytes: int
     agreement: Agreement | None
+    # Bound on the total variation between the output's law and the target's, for one token on average.
+    certificate_per_token: float | None = None
 
 
 def summarise(
@@ -68,12 +71,14 @@ def summarise(
         ours = [entry for entry in counted if entry.method == method]
         counters = [entry.counters for entry in ours if entry.counters is not None]
         agreements = [entry.agreement for entry in ours if entry.agreement is not None]
+        certificates = [entry.certificate for entry in ours if entry.certificate is not None]
+        num_tokens = sum(run.num_tokens for run in runs if run.method == method and run.round == 0)
         told_by = (parts_of or {}).get(method, method)
         pass_ms = pass_ms_by_round(runs, told_by)
         rows.append(
             Row(
                 method=method,
-                num_tokens=sum(run.num_tokens for run in runs if run.method == method and run.round == 0),
+                num_tokens=num_tokens,
                 tokens_per_s=spread(rates[method]),
                 speedup_over_plain=ratio(rates[method], rates.get(PLAIN)),
                 speedup_over_generate=ratio(rates[method], rates.get(GENERATE)),
@@ -85,6 +90,7 @@ def summarise(
                 else None,
                 peak_bytes=max(run.peak_bytes for run in runs if run.method == method),
                 agreement=join(agreements) if agreements else None,
+                certificate_per_token=sum(certificates) / num_tokens if certificates and num_tokens else None,
             )
         )
     return rows

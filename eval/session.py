@@ -60,7 +60,13 @@ def make_parts(methods: Sequence[Method]) -> list[Method]:
     return [
         DecoderMethod(
             method.name + PARTS,
-            WaitingDecoder(method.decoder.target, method.decoder.drafter, method.decoder.num_draft_tokens),
+            WaitingDecoder(
+                method.decoder.target,
+                method.decoder.drafter,
+                method.decoder.num_draft_tokens,
+                method.decoder.judge.rule,
+                method.decoder.judge.distance_budget,
+            ),
             method.sampling,
             method.batch_size,
         )
@@ -171,7 +177,8 @@ def _count(
         if options.is_compared and name != PLAIN:
             agreement = compare_outputs(target, group.prompts, outcome.tokens, plain.tokens)
         counters = add_up(outcome.counters) if outcome.counters else None
-        counted.append(Counted(group.name, name, counters, agreement))
+        certificate = sum(outcome.certificates) if outcome.certificates else None
+        counted.append(Counted(group.name, name, counters, agreement, certificate))
     return counted
 
 

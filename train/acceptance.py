@@ -72,7 +72,8 @@ def _kept(
             kept.append((guesses if head.draft_vocab is None else head.draft_vocab[guesses]) == labels)
         else:
             q = transform_logits(head.widen(head.logits(states, step)), sampling).gather(1, labels[:, None])[:, 0]
-            p = transform_logits(head.target.get.logits(teacher), sampling).gather(1, labels[:, None])[:, 0]
+            logits = head.target.get.hide_padding(head.target.get.logits(teacher))
+            p = transform_logits(logits, sampling).gather(1, labels[:, None])[:, 0]
             kept.append((q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1))
     return torch.cat(kept).float().cpu()
 

@@ -185,7 +185,10 @@ class RaggedCache(Cache):
     # Rows come and go.
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order. Only rows that change place are copied."""
+        """Keep these rows, in this order. Only rows that change place are copied.
+
+        Rows that leave are wiped: a NaN in one would reach the next row that gets its place, for 0 * NaN is NaN.
+        """
         moves = [(new, old) for new, old in enumerate(rows) if new != old]
         if moves:
             new_rows, old_rows = (torch.tensor(part, device=self.device) for part in zip(*moves, strict=True))
@@ -193,6 +196,10 @@ class RaggedCache(Cache):
                 if layer.keys is not None:
                     layer.keys[new_rows, :, : self.longest] = layer.keys[old_rows, :, : self.longest]
                     layer.values[new_rows, :, : self.longest] = layer.values[old_rows, :, : self.longest]
+        for layer in self.layers:
+            if layer.keys is not None:
+                layer.keys[len(rows) : self.batch_size].zero_()
+                layer.values[len(rows) : self.batch_size].zero_()
         self._set_lengths([self.lengths[row] for row in rows])
 
     def extend(self, other: "RaggedCache") -> None:

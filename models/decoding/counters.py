@@ -16,17 +16,19 @@ class Counters:
     blocks: int = 0
     drafted: int = 0
     accepted: int = 0
+    relaxed: int = 0  # of the accepted, those that lossless token verification would have rejected
     emitted: int = 0  # all tokens returned, the prefill's included
     sequences: int = 0  # = tokens that prefills emitted
     # By place in the block: how often a token was drafted there, and how often accepted.
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
 
-    def record_block(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+    def record_block(self, num_drafted: int, num_accepted: int, num_emitted: int, num_relaxed: int = 0) -> None:
         """Add one block that drafted, kept and emitted this many tokens."""
         self.blocks += 1
         self.drafted += num_drafted
         self.accepted += num_accepted
+        self.relaxed += num_relaxed
         self.emitted += num_emitted
         _lengthen(self.drafted_at, num_drafted)
         _lengthen(self.accepted_at, num_drafted)
@@ -61,6 +63,7 @@ def add_up(counters: Iterable[Counters]) -> Counters:
         total.blocks += one.blocks
         total.drafted += one.drafted
         total.accepted += one.accepted
+        total.relaxed += one.relaxed
         total.emitted += one.emitted
         total.sequences += one.sequences
         for ours, theirs in ((total.drafted_at, one.drafted_at), (total.accepted_at, one.accepted_at)):

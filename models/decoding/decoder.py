@@ -10,10 +10,12 @@ neighbours.
 Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden.
 """
 
+import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,15 +24,16 @@ from torch import Tensor
 from models.decoding.attention import packed_attention
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
-from models.decoding.drafters.base import Drafter
-from models.decoding.rows import DecodeResult, GenerationParams, Row
-from models.decoding.sampling import sample_from, transform_logits
-from models.decoding.verification.base import Block, Verdict
-from models.decoding.verification.token import verify_greedy, verify_tokens
+from models.decoding.drafters.base import Draft, Drafter
+from models.decoding.judge import Judge
+from models.decoding.processors import BlockProcessor, Processors
+from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
+from models.decoding.verification.base import Rule
+from models.decoding.verification.token import TokenVerification
 from models.target import Target
 
-# (index of the prompt, tokens emitted by a block, whether each was drafted and accepted)
-OnTokens = Callable[[int, list[int], list[bool]], None]
+# (index of the prompt, tokens emitted by a block, how each came to be)
+OnTokens = Callable[[int, list[int], list[TokenVerdict]], None]
 # (index of the prompt, its result), as soon as it has ended
 OnDone = Callable[[int, DecodeResult], None]
 
@@ -45,15 +48,25 @@ class _Batch:
 
 
 class Decoder:
-    """Decodes with a target and, where there is one, a drafter. Lossless: the output has the target's own law.
+    """Decodes with a target and, where there is one, a drafter whose blocks a verification rule judges.
 
-    `timings` tells where the last `generate` spent its time.
+    By default the rule is lossless: the output has the target's own law. `timings` tells where the last `generate`
+    spent its time.
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None = None, num_draft_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        num_draft_tokens: int = 0,
+        verifier: Rule | None = None,
+        distance_budget: float = math.inf,
+    ) -> None:
         """`num_draft_tokens` is K, the longest block; 0 exactly when there is no drafter.
 
-        Raises ValueError where drafter and K, or drafter and target, do not fit.
+        verifier: the rule, by default lossless token verification. distance_budget: most that the certificate of a
+        sequence may reach (see `DecodeResult`). Raises ValueError where drafter and K, or drafter and target, do not
+        fit.
         """
         if drafter is None and num_draft_tokens != 0:
             raise ValueError(f"num_draft_tokens={num_draft_tokens} without a drafter: must be 0.")
@@ -72,6 +85,7 @@ class Decoder:
         self.target = target
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
+        self.judge = Judge(verifier or TokenVerification(), distance_budget)
         self.context_length: int | None = getattr(target.config, "max_position_embeddings", None)
         self.timings = Timings()
         RaggedCache(target.config, batch_size=0)  # refuses a target that cannot roll back, before any work
@@ -92,6 +106,12 @@ class Decoder:
         ValueError for an empty prompt, one that leaves no room in the context, or a token id out of range.
         """
         params = params or GenerationParams()
+        if params.sampling.is_greedy and not self.judge.rule.is_lossless:
+            warnings.warn(
+                f"temperature=0 leaves the target one token at each place, so {type(self.judge.rule).__name__} relaxes "
+                "nothing and the output is the lossless one; sample (temperature > 0) to relax it.",
+                stacklevel=2,
+            )
         max_batch_size = len(prompts) if max_batch_size is None else max_batch_size
         if prompts and max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size}: must be at least 1.")
@@ -152,20 +172,25 @@ class Decoder:
         cache.advance(lengths)
         last_B = torch.tensor(lengths, device=device) - 1
         rows_B = torch.arange(len(rows), device=device)
-        logits_BV = self.target.logits(hidden_BTH[rows_B, last_B])
-        if params.sampling.is_greedy:
-            first_B = logits_BV.argmax(dim=-1)
-        else:
-            uniform_B = torch.cat([row.uniforms(1) for row in rows]).to(device)
-            first_B = sample_from(transform_logits(logits_BV, params.sampling), uniform_B)
-        for row, token in zip(rows, first_B.tolist(), strict=True):
-            _report(row, row.emit_first(token), on_tokens)
+        raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH[rows_B, last_B]))[:, None]
+        draft = Draft(ids_BT[:, :0])
+        logits_BTV, uniforms_BU = raw_BTV, None
+        if (processor := self._block_processor(rows, params)) is not None:
+            logits_BTV = processor.target(raw_BTV, draft.tokens_BK, [0] * len(rows))
+        if not params.sampling.is_greedy:
+            uniforms_BU = torch.stack([row.uniforms(1) for row in rows]).to(device)
+        verdict, emissions = self.judge.judge(
+            rows, logits_BTV, raw_BTV, draft, [0] * len(rows), uniforms_BU, params.sampling, hidden_BTH[:, :0]
+        )
+        for row, emission in zip(rows, emissions, strict=True):
+            from_prompt = replace(emission, verdicts=["prefill"] * len(emission.tokens))
+            _report(row, row.emit_first(from_prompt), on_tokens)
         self.timings.prefill_s += time.perf_counter() - started
         self.timings.prefills += 1
 
         batch = _Batch(list(rows), cache, self.drafter.start([row.prompt for row in rows]) if self.drafter else None)
         next_tokens_BT = ids_BT.roll(-1, dims=1)
-        next_tokens_BT[rows_B, last_B] = first_B
+        next_tokens_BT[rows_B, last_B] = verdict.next_token_B
         return self._go_on(batch, hidden_BTH, next_tokens_BT, lengths)
 
     def _decode_block(self, batch: _Batch, params: GenerationParams, on_tokens: OnTokens | None) -> _Batch | None:
@@ -179,29 +204,36 @@ class Decoder:
         if not params.sampling.is_greedy:
             # Always the same number per block, so that a row's stream does not depend on its neighbours.
             uniforms_BU = torch.stack([row.uniforms(2 * self.num_draft_tokens + 1) for row in rows]).to(device)
+        processor = self._block_processor(rows, params)
         input_BT = torch.tensor([row.tokens[-1:] for row in rows], device=device)
-        draft_probs_BKV = None
+        draft = Draft(input_BT[:, :0])
         if width > 0:
             assert self.drafter is not None
             draft_uniforms_BK = None if uniforms_BU is None else uniforms_BU[:, :width]
-            draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK)
-            draft_probs_BKV = draft.probs_BKV
+            draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK, processor)
             if draft.counts is not None:
                 num_drafted = [min(pair) for pair in zip(num_drafted, draft.counts, strict=True)]
             input_BT = torch.cat([input_BT, draft.tokens_BK], dim=1)
         clock = self._book("draft_s", clock)
 
         hidden_BTH = self._target_pass(input_BT, batch.cache)
-        logits_BTV = self.target.logits(hidden_BTH)
+        raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH))
         self.timings.target_passes += 1
         clock = self._book("target_s", clock)
 
-        drafted_BK = input_BT[:, 1:]
-        verdict = self._verify(logits_BTV, draft_probs_BKV, drafted_BK, num_drafted, uniforms_BU, params)
-        counts, next_tokens = torch.stack([verdict.num_accepted_B, verdict.next_token_B]).tolist()
-        drafted = drafted_BK.tolist()
-        for b, row in enumerate(rows):
-            _report(row, row.emit_block(drafted[b][: num_drafted[b]], counts[b], next_tokens[b]), on_tokens)
+        logits_BTV = raw_BTV
+        if processor is not None:
+            logits_BTV = processor.target(raw_BTV, draft.tokens_BK, num_drafted)
+        verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, self.num_draft_tokens :]
+        verdict, emissions = self.judge.judge(
+            rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, hidden_BTH
+        )
+        num_emitted = [row.emit_block(emission) for row, emission in zip(rows, emissions, strict=True)]
+        if processor is not None:
+            processor.raise_if_reached(num_emitted)
+        for row, count in zip(rows, num_emitted, strict=True):
+            _report(row, count, on_tokens)
+        counts = [emission.num_accepted for emission in emissions]
         kept = [count + 1 for count in counts]
         batch.cache.advance(kept)
         next_tokens_BT = input_BT.roll(-1, dims=1)
@@ -209,24 +241,13 @@ class Decoder:
         self._book("verify_s", clock)
         return self._go_on(batch, hidden_BTH, next_tokens_BT, kept)
 
-    def _verify(
-        self,
-        logits_BTV: Tensor,
-        draft_probs_BKV: Tensor | None,
-        drafted_BK: Tensor,
-        num_drafted: list[int],
-        uniforms_BU: Tensor | None,
-        params: GenerationParams,
-    ) -> Verdict:
-        num_drafted_B = torch.tensor(num_drafted, device=drafted_BK.device)
-        if uniforms_BU is None:
-            return verify_greedy(logits_BTV.argmax(dim=-1), drafted_BK, num_drafted_B)
-        target_probs_BTV = transform_logits(logits_BTV, params.sampling)
-        first = self.num_draft_tokens
-        uniforms_BK = uniforms_BU[:, first : first + drafted_BK.shape[1]]
-        return verify_tokens(
-            Block(target_probs_BTV, draft_probs_BKV, drafted_BK, num_drafted_B, uniforms_BK, uniforms_BU[:, -1])
-        )
+    def _block_processor(self, rows: Sequence[Row], params: GenerationParams) -> BlockProcessor | None:
+        """What changes the logits at each place of the rows' next block; None where nothing does."""
+        if params.processors.is_empty:
+            return None
+        eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
+        processors = Processors(params.processors, eos_token_ids, self.target.vocab_size)
+        return BlockProcessor(processors, [row.prompt for row in rows], [row.tokens for row in rows])
 
     def _target_pass(self, ids_BT: Tensor, cache: RaggedCache) -> Tensor:
         """Last hidden states [B, T, H] of the new tokens; the cache gets their entries, but not yet the lengths."""
@@ -274,8 +295,8 @@ class Decoder:
 
 
 def _report(row: Row, num_emitted: int, on_tokens: OnTokens | None) -> None:
-    if on_tokens is not None:
-        on_tokens(row.index, row.tokens[-num_emitted:], row.accepted[-num_emitted:])
+    if on_tokens is not None and num_emitted:
+        on_tokens(row.index, row.tokens[-num_emitted:], row.verdicts[-num_emitted:])
 
 
 def _pad(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

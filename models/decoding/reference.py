@@ -42,7 +42,8 @@ def decode_plainly(
 
 def _next_logits(target: Target, ids_1T: Tensor, cache: DynamicCache) -> Tensor:
     """Logits [V] float32 after the last of these tokens."""
-    return target.model(input_ids=ids_1T, cache=cache, use_cache=True, logits_to_keep=1).logits[0, -1].float()
+    output = target.model(input_ids=ids_1T, cache=cache, use_cache=True, logits_to_keep=1)
+    return target.hide_padding(output.logits[0, -1].float())
 
 
 def _draw(logits_V: Tensor, sampling: SamplingParams, generator: torch.Generator | None) -> int:

@@ -3,13 +3,35 @@
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from models.decoding.counters import Counters
+from models.decoding.processors import ProcessorParams
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer, FinishReason, StopChecker
+
+# How a token came to be: from the prompt's own pass; drafted and accepted; drafted, accepted, and lossless token
+# verification would have rejected it under the same random number; drawn in place of a rejected one; drawn from p after
+# a block that was accepted whole (or was empty).
+TokenVerdict = Literal["prefill", "accepted", "relaxed", "recovered", "bonus"]
+
+
+ACCEPTED: tuple[TokenVerdict, ...] = ("accepted", "relaxed")
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of one emitted token's probability, each under a distribution of its own.
+
+    model: softmax of the target's logits as they are. target: p, after penalties, temperature, top-k, top-p and min-p.
+    verify: nu, what the rule emits at this place; None where the rule does not know it.
+    """
+
+    model: float
+    target: float
+    verify: float | None
 
 
 @dataclass(frozen=True)
@@ -21,6 +43,8 @@ class GenerationParams:
     seed: int = 0
     stop_strings: tuple[str, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None  # None: the target's own; (): go on to the length limit
+    processors: ProcessorParams = field(default_factory=ProcessorParams)
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -30,14 +54,42 @@ class GenerationParams:
 
 
 @dataclass(frozen=True)
+class Emission:
+    """What one pass gives one row, before the first stop cuts it: the accepted tokens and one more.
+
+    is_invalid: the target's logits where that one more belongs were no numbers, and it is missing. distances: what each
+    token adds to the certificate.
+    """
+
+    tokens: list[int]
+    verdicts: list[TokenVerdict]
+    num_drafted: int = 0
+    num_accepted: int = 0
+    distances: Sequence[float] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    is_invalid: bool = False
+
+
+@dataclass(frozen=True)
 class DecodeResult:
-    """What became of one prompt."""
+    """What became of one prompt.
+
+    certificate: sum over tokens of the distance between what the rule emitted there and the target's own distribution.
+    Its mean over many runs bounds the total variation between the two output laws; 0 for a lossless rule.
+    """
 
     tokens: list[int]  # a closing EOS included, as transformers' generate has it
-    accepted: list[bool]  # per token: drafted and accepted (True), or drawn from the target's own pass
+    verdicts: list[TokenVerdict]  # per token
     text: str  # without special tokens, cut before the stop string
     finish_reason: FinishReason
     counters: Counters
+    certificate: float = 0.0
+    logprobs: list[TokenLogprobs] | None = None  # per token, where they were asked for
+
+    @property
+    def accepted(self) -> list[bool]:
+        """Per token: drafted and accepted (True), or drawn from the target's own pass."""
+        return [verdict in ACCEPTED for verdict in self.verdicts]
 
 
 class Row:
@@ -56,9 +108,12 @@ class Row:
         self.index = index
         self.prompt = list(prompt)
         self.tokens: list[int] = []
-        self.accepted: list[bool] = []
-        self.counters = Counters(sequences=1)
+        self.verdicts: list[TokenVerdict] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.certificate = 0.0
+        self.counters = Counters()
         self._tokenizer = tokenizer
+        self.wants_logprobs = params.logprobs
         self._stop = StopChecker(limit, eos_token_ids, params.stop_strings, tokenizer)
         self._generator = torch.Generator().manual_seed(stream_seed(params.seed, index))
 
@@ -75,26 +130,36 @@ class Row:
         """The next numbers in [0, 1) of the row's own stream, float64 on the CPU."""
         return torch.rand(count, generator=self._generator, dtype=torch.float64)
 
-    def emit_first(self, token: int) -> int:
-        """Take in the token that the prefill gave. Returns 1, the number emitted."""
-        self.counters.emitted += 1
-        return self._emit([token], num_accepted=0)
-
-    def emit_block(self, drafted: Sequence[int], num_accepted: int, next_token: int) -> int:
-        """Take in one verdict: the accepted tokens and the one after them, up to the first stop. Returns how many."""
-        num_emitted = self._emit([*drafted[:num_accepted], next_token], num_accepted)
-        is_cut = num_emitted <= num_accepted  # a drafted token ended it: those behind were never judged
-        num_drafted = num_emitted if is_cut else len(drafted)
-        self.counters.record_block(num_drafted, min(num_accepted, num_emitted), num_emitted)
+    def emit_first(self, emission: Emission) -> int:
+        """Take in what the prompt's own pass gave. Returns the number of tokens emitted, 1 or 0."""
+        num_emitted = self._emit(emission)
+        self.counters.emitted += num_emitted
+        self.counters.sequences += num_emitted
         return num_emitted
 
-    def _emit(self, tokens: Sequence[int], num_accepted: int) -> int:
-        for place, token in enumerate(tokens):
-            self.tokens.append(token)
-            self.accepted.append(place < num_accepted)
+    def emit_block(self, emission: Emission) -> int:
+        """Take in one block, up to the first stop. Returns how many tokens were emitted."""
+        num_emitted = self._emit(emission)
+        is_cut = num_emitted <= emission.num_accepted  # a drafted token ended it: those behind were never judged
+        num_drafted = num_emitted if is_cut else emission.num_drafted
+        num_relaxed = emission.verdicts[:num_emitted].count("relaxed")
+        self.counters.record_block(num_drafted, min(emission.num_accepted, num_emitted), num_emitted, num_relaxed)
+        return num_emitted
+
+    def _emit(self, emission: Emission) -> int:
+        num_emitted = 0
+        for token in emission.tokens:
+            num_emitted += 1
             if self._stop.add(token):
-                return place + 1
-        return len(tokens)
+                break
+        else:
+            if emission.is_invalid:
+                self._stop.reason = "invalid"
+        self.tokens += emission.tokens[:num_emitted]
+        self.verdicts += emission.verdicts[:num_emitted]
+        self.logprobs += emission.logprobs[:num_emitted]
+        self.certificate += sum(emission.distances[:num_emitted])
+        return num_emitted
 
     def result(self) -> DecodeResult:
         """The finished sequence."""
@@ -104,7 +169,8 @@ class Row:
             text = self._stop.text.text[: self._stop.stop_at]
         else:
             text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
-        return DecodeResult(self.tokens, self.accepted, text, reason, self.counters)
+        logprobs = self.logprobs if self.wants_logprobs else None
+        return DecodeResult(self.tokens, self.verdicts, text, reason, self.counters, self.certificate, logprobs)
 
 
 def stream_seed(seed: int, index: int) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-FinishReason = Literal["eos", "stop", "length"]
+# invalid: the target's logits were no numbers, so no token could follow
+FinishReason = Literal["eos", "stop", "length", "invalid"]
 
 REPLACEMENT = "\ufffd"  # what a tokenizer decodes an unfinished UTF-8 character to
 

@@ -147,11 +147,16 @@ class DraftHead(nn.Module, ABC):
     def extend(self, state: Any, other: Any) -> None:
         """Append other's rows. Call between blocks."""
 
-    @torch.no_grad()
     def draft_logits(self, state: HeadState, tokens_B: Tensor | None) -> Tensor:
-        """The block's next draft step: logits [B, V], float32; -inf outside the draft vocabulary.
+        """The logits of `draft_step`."""
+        return self.draft_step(state, tokens_B)[1]
 
-        tokens_B: None starts a block, else what the last step drafted. ValueError past what the head was trained for.
+    @torch.no_grad()
+    def draft_step(self, state: HeadState, tokens_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The block's next draft step: head state [B, H], and logits [B, V], float32.
+
+        The logits are -inf outside the draft vocabulary. tokens_B: None starts a block, else what the last step drafted.
+        ValueError past what the head was trained for.
         """
         state.step = 1 if tokens_B is None else state.step + 1
         if state.step > self.num_draft_tokens and not self.recursive:
@@ -159,7 +164,8 @@ class DraftHead(nn.Module, ABC):
                 f"{self.kind} heads were trained for {self.num_draft_tokens} draft tokens and cannot give "
                 f"{state.step}; choose fewer draft tokens, or heads=mtp, which may draft more than it was trained for"
             )
-        return self.widen(self.logits(self.draft_state(state, tokens_B), state.step))
+        hidden_BH = self.draft_state(state, tokens_B)
+        return hidden_BH, self.widen(self.logits(hidden_BH, state.step))
 
     def widen(self, logits: Tensor) -> Tensor:
         """Logits over the draft vocabulary [..., D] -> over the whole [..., V]."""

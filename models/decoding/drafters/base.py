@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 
 
@@ -25,6 +26,8 @@ class Draft:
     probs_BKV: Tensor | None = None
     # How many of a row's tokens count, for a drafter that may have less to say; None: all.
     counts: Sequence[int] | None = None
+    # The drafter's hidden state that each token was drawn from, for a drafter that has one: a learned rule reads it.
+    hidden_BKH: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -46,11 +49,20 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(self, state: Any, num_draft_tokens: int, params: SamplingParams, uniforms_BK: Tensor | None) -> Draft:
+    def propose(
+        self,
+        state: Any,
+        num_draft_tokens: int,
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None = None,
+    ) -> Draft:
         """Draft num_draft_tokens >= 1 tokens that follow the root.
 
         Tokens are drawn with `sampling.sample_from` and uniforms_BK, float64 in [0, 1), from
-        `sampling.transform_logits` of the drafter's logits; uniforms_BK is None when params are greedy.
+        `sampling.transform_logits` of the drafter's logits; uniforms_BK is None when params are greedy. `processor`:
+        what the target's logits go through, at each place with its own prefix. The output is right without it, and more
+        of the draft is kept with it.
         """
         ...
 

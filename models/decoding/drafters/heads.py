@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from models.decoding.drafters.base import Draft
+from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads.base import DraftHead, HeadState
 
@@ -31,19 +32,29 @@ class HeadsDrafter:
 
     @torch.no_grad()
     def propose(
-        self, state: HeadState, num_draft_tokens: int, params: SamplingParams, uniforms_BK: Tensor | None
+        self,
+        state: HeadState,
+        num_draft_tokens: int,
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None = None,
     ) -> Draft:
         """See `Drafter.propose`."""
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        hidden: list[Tensor] = []
         for place in range(num_draft_tokens):
-            logits_BV = self.head.draft_logits(state, tokens[-1] if tokens else None)
+            hidden_BH, logits_BV = self.head.draft_step(state, tokens[-1] if tokens else None)
+            hidden.append(hidden_BH)
+            if processor is not None:
+                logits_BV = processor.draft(logits_BV, tokens)
             if uniforms_BK is None:
                 tokens.append(logits_BV.argmax(dim=-1))
             else:
                 probs.append(transform_logits(logits_BV, params))
                 tokens.append(sample_from(probs[-1], uniforms_BK[:, place]))
-        return Draft(torch.stack(tokens, dim=1), torch.stack(probs, dim=1) if probs else None)
+        probs_BKV = torch.stack(probs, dim=1) if probs else None
+        return Draft(torch.stack(tokens, dim=1), probs_BKV, hidden_BKH=torch.stack(hidden, dim=1))
 
     def select_rows(self, state: HeadState, rows: Sequence[int]) -> None:
         """See `Drafter.select_rows`."""

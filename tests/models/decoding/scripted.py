@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from models.decoding.drafters.base import Draft
+from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.target import Target
 
@@ -46,7 +47,12 @@ class ScriptedDrafter:
             assert (hidden_BTH[b, : counts[b]] - expected_TH).abs().max() < HIDDEN_TOLERANCE
 
     def propose(
-        self, state: ScriptedState, num_draft_tokens: int, params: SamplingParams, uniforms_BK: Tensor | None
+        self,
+        state: ScriptedState,
+        num_draft_tokens: int,
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None = None,
     ) -> Draft:
         rows = []
         for b, text in enumerate(state.texts):
@@ -91,11 +97,19 @@ class BigramDrafter:
         state[:] = [next_tokens_BT[b, count - 1].item() for b, count in enumerate(counts)]
 
     def propose(
-        self, state: list[int], num_draft_tokens: int, params: SamplingParams, uniforms_BK: Tensor | None
+        self,
+        state: list[int],
+        num_draft_tokens: int,
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None = None,
     ) -> Draft:
         tokens, probs = [torch.tensor(state)], []
         for k in range(num_draft_tokens):
-            probs.append(transform_logits(self.table_VV[tokens[-1]], params))
+            logits_BV = self.table_VV[tokens[-1]]
+            if processor is not None:
+                logits_BV = processor.draft(logits_BV, tokens[1:])
+            probs.append(transform_logits(logits_BV, params))
             uniform_B = torch.zeros(len(state)) if uniforms_BK is None else uniforms_BK[:, k]
             tokens.append(sample_from(probs[-1], uniform_B))
         return Draft(torch.stack(tokens[1:], dim=1), torch.stack(probs, dim=1))
@@ -117,5 +131,8 @@ def random_prompts(count: int, longest: int, vocab_size: int = 259, seed: int = 
 def transformers_generate(target: Target, prompt: list[int], max_new_tokens: int) -> list[int]:
     """Greedy tokens by transformers' own loop, attention and cache."""
     ids_1T = torch.tensor([prompt])
-    output = target.model.generate(ids_1T, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0)
+    padding_rows = list(range(target.num_tokens, target.vocab_size)) or None  # ours never emits these
+    output = target.model.generate(
+        ids_1T, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0, suppress_tokens=padding_rows
+    )
     return output[0, len(prompt) :].tolist()

@@ -7,7 +7,7 @@ import pytest
 from models.decoding.counters import add_up
 from models.decoding.decoder import Decoder
 from models.decoding.reference import decode_plainly
-from models.decoding.rows import DecodeResult, GenerationParams
+from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.target import Target
 from models.tiny import FAMILIES, make_tiny_target
 from tests.models.decoding.scripted import ScriptedDrafter, random_prompts, transformers_generate
@@ -153,14 +153,14 @@ def test_stop_strings_across_tokens(llama: Case, num_draft_tokens: int) -> None:
 @pytest.mark.parametrize("max_batch_size", [1, 3])
 def test_streaming_adds_up_to_the_result(llama: Case, max_batch_size: int) -> None:
     tokens: dict[int, list[int]] = {}
-    accepted: dict[int, list[bool]] = {}
+    verdicts: dict[int, list[TokenVerdict]] = {}
     longest = 0
 
-    def on_tokens(index: int, new_tokens: list[int], flags: list[bool]) -> None:
+    def on_tokens(index: int, new_tokens: list[int], flags: list[TokenVerdict]) -> None:
         nonlocal longest
         longest = max(longest, len(new_tokens))
         tokens.setdefault(index, []).extend(new_tokens)
-        accepted.setdefault(index, []).extend(flags)
+        verdicts.setdefault(index, []).extend(flags)
 
     params = GenerationParams(max_new_tokens=NEW_TOKENS, eos_token_ids=(llama.endless[0][10],))
     decoder = Decoder(llama.target, llama.drafter, 4)
@@ -172,7 +172,7 @@ def test_streaming_adds_up_to_the_result(llama: Case, max_batch_size: int) -> No
     assert sorted(done, key=lambda pair: pair[0]) == list(enumerate(results))
     for index, result in enumerate(results):
         assert tokens[index] == result.tokens
-        assert accepted[index] == result.accepted
+        assert verdicts[index] == result.verdicts
 
 
 def test_context_end_is_a_length_limit() -> None:
