@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-# (prompt, generated) -> the tokens that may come next, as ids or as a bool mask [V]
+# (prompt, generated) -> the tokens that may come next, as ids or, faster where they are many, as a bool mask [V]
 AllowedTokens = Callable[[tuple[int, ...], tuple[int, ...]], Collection[int] | Tensor]
 # transformers' convention: (input_ids [1, T], scores [1, V]) -> scores [1, V]
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
@@ -63,8 +63,9 @@ _UNKNOWN = "it is not known to depend on the text so far alone"
 class ProcessorParams:
     """What to do to the logits of every row, in the order of transformers' `generate`; the defaults do nothing.
 
-    repetition_penalty (Keskar et al. 2019, arXiv 1909.05858, section 4.1) counts prompt and output; frequency_penalty
-    and presence_penalty (OpenAI's and vLLM's: logit - frequency * count - presence * [count > 0]) the output alone.
+    repetition_penalty (Keskar et al. 2019, arXiv 1909.05858, section 4.1; negative logits are multiplied by it, as
+    transformers does) counts prompt and output; frequency_penalty and presence_penalty (OpenAI's and vLLM's: logit -
+    frequency * count - presence * [count > 0]) the output alone.
     no_repeat_ngram_size: no n-gram of prompt and output comes twice. bad_words_ids: sequences whose last token is
     forbidden after the others. min_new_tokens: EOS is forbidden among the output's first tokens. allowed_tokens: a
     grammar. custom: objects like transformers' LogitsProcessor, called with one row at a time, last of all.
@@ -223,6 +224,8 @@ def _count_penalty(frequency: float, presence: float) -> _Step:
 
 def _min_length(min_new_tokens: int, eos_token_ids: list[int]) -> _Step:
     def step(prefix: _Prefix, scores_1V: Tensor) -> Tensor:
+        if len(prefix.generated) >= min_new_tokens:
+            return scores_1V  # it would look for the EOS ids in the whole vocabulary first
         # It is given the output alone: prompts differ in length.
         processor = hf.MinNewTokensLengthLogitsProcessor(0, min_new_tokens, eos_token_ids, device=scores_1V.device)
         return processor(prefix.generated_1T, scores_1V)
