@@ -126,6 +126,8 @@ class GenerateMethod:
                 "top_p": self.sampling.top_p,
                 "min_p": self.sampling.min_p or None,
             }
+        if self.target.num_tokens < self.target.vocab_size:  # as ours: rows that pad the output head are no tokens
+            settings["suppress_tokens"] = list(range(self.target.num_tokens, self.target.vocab_size))
         if self.prompt_lookup_tokens:
             settings["prompt_lookup_num_tokens"] = self.prompt_lookup_tokens
         return settings

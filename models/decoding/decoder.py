@@ -176,7 +176,7 @@ class Decoder:
         draft = Draft(ids_BT[:, :0])
         logits_BTV, uniforms_BU = raw_BTV, None
         if (processor := self._block_processor(rows, params)) is not None:
-            logits_BTV = processor.target(raw_BTV, draft.tokens_BK, [0] * len(rows))
+            logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, [0] * len(rows)))
         if not params.sampling.is_greedy:
             uniforms_BU = torch.stack([row.uniforms(1) for row in rows]).to(device)
         verdict, emissions = self.judge.judge(
@@ -223,7 +223,7 @@ class Decoder:
 
         logits_BTV = raw_BTV
         if processor is not None:
-            logits_BTV = processor.target(raw_BTV, draft.tokens_BK, num_drafted)
+            logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, num_drafted))
         verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, self.num_draft_tokens :]
         verdict, emissions = self.judge.judge(
             rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, hidden_BTH

@@ -1,7 +1,7 @@
 """Plain autoregressive decoding, one sequence and one token at a time: the truth that tests compare the decoder with.
 
-Shares with the decoder `sampling.py`, which says what the law is, and nothing else: transformers' own cache and causal
-masks, no drafting, no batch.
+Shares with the decoder `sampling.py` and `processors.py`, which say what the law is, and nothing else: transformers'
+own cache and causal masks, no drafting, no batch.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from models.decoding.processors import ProcessorParams, Processors
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.target import Target
 
@@ -22,6 +23,7 @@ def decode_plainly(
     sampling: SamplingParams | None = None,
     generator: torch.Generator | None = None,
     eos_token_ids: Collection[int] | None = None,
+    processors: ProcessorParams | None = None,
 ) -> list[int]:
     """New tokens after `prompt`, a closing EOS included.
 
@@ -31,9 +33,11 @@ def decode_plainly(
     eos = frozenset(target.eos_token_ids if eos_token_ids is None else eos_token_ids)
     cache = DynamicCache(config=target.config)
     ids_1T = torch.tensor([list(prompt)], device=target.device)
+    processing = Processors(processors or ProcessorParams(), eos, target.vocab_size)
     tokens: list[int] = []
     while True:
-        token = _draw(_next_logits(target, ids_1T, cache), sampling, generator)
+        logits_V = processing.apply(_next_logits(target, ids_1T, cache), prompt, tokens)
+        token = _draw(logits_V, sampling, generator)
         tokens.append(token)
         if token in eos or len(tokens) >= max_new_tokens:
             return tokens

@@ -49,6 +49,8 @@ class GenerationParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={self.max_new_tokens}: must be at least 1.")
+        if (least := self.processors.min_new_tokens) > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens={least}: must be at most max_new_tokens={self.max_new_tokens}.")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
             raise ValueError(f"stop_strings={self.stop_strings!r}: must be a tuple of strings that are not empty.")
 

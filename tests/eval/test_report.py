@@ -33,6 +33,7 @@ ROW = Row(
     draft_over_target=Spread(0.185, 0.18, 0.19, 3),
     peak_bytes=700 * 2**20,
     agreement=Agreement(12, (Difference(3, 8, 5, 6, 0.125),)),
+    certificate_per_token=0.01234,
 )
 BARE_ROW = Row("generate", 9, Spread(math.nan, 1, math.inf, 3), None, None, None, None, None, None, 0, None)
 
@@ -58,6 +59,7 @@ def test_table_has_the_rows_figures() -> None:
         "1.07",
         "0.18",
         "700",
+        "0.012",
         "11 of 12, gap 0.125",
     ]
     assert cells(second)[2:8] == [ABSENT] * 6

@@ -6,6 +6,7 @@ import pytest
 
 from models.decoding.counters import add_up
 from models.decoding.decoder import Decoder
+from models.decoding.processors import ProcessorParams
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.target import Target
@@ -201,6 +202,37 @@ def test_no_prompts_no_results(llama: Case) -> None:
     assert Decoder(llama.target).generate([]) == []
 
 
+PROCESSORS = {
+    "repetition": ProcessorParams(repetition_penalty=1.4),
+    "counts": ProcessorParams(frequency_penalty=0.7, presence_penalty=0.9),
+    "ngrams": ProcessorParams(no_repeat_ngram_size=2),
+    "minimum": ProcessorParams(min_new_tokens=9),
+    "grammar": ProcessorParams(allowed_tokens=lambda prompt, generated: range(60 + len(generated) % 3, 250, 3)),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_in_a_block_are_plain_decodings(llama: Case, name: str) -> None:
+    """Ragged batches, long blocks: each place sees the prefix that it would have had alone."""
+    processors = PROCESSORS[name]
+    eos = (llama.endless[0][3],)
+    expected = [decode_plainly(llama.target, p, NEW_TOKENS, eos_token_ids=eos, processors=processors) for p in PROMPTS]
+    assert expected != [decode_plainly(llama.target, p, NEW_TOKENS, eos_token_ids=eos) for p in PROMPTS]
+    endless = {
+        tuple(p): decode_plainly(llama.target, p, NEW_TOKENS + 8, eos_token_ids=(), processors=processors)
+        for p in PROMPTS
+    }
+    endless |= {
+        tuple(p): tokens + endless[tuple(p)][len(tokens) :] for p, tokens in zip(PROMPTS, expected, strict=True)
+    }
+    drafter = ScriptedDrafter(llama.target, endless)
+    params = GenerationParams(NEW_TOKENS, eos_token_ids=eos, processors=processors)
+    for drafts, batch in ((0, 6), (1, 4), (5, 1), (5, 4)):
+        results = Decoder(llama.target, drafter if drafts else None, drafts).generate(PROMPTS, params, batch)
+        assert [result.tokens for result in results] == expected
+        assert not drafts or add_up(result.counters for result in results).accepted > 0
+
+
 def test_refuses_what_does_not_fit(llama: Case) -> None:
     target, drafter = llama.target, llama.drafter
     with pytest.raises(ValueError, match="num_draft_tokens=2 without a drafter: must be 0"):
@@ -220,5 +252,7 @@ def test_refuses_what_does_not_fit(llama: Case) -> None:
         decoder.generate([[5]], max_batch_size=0)
     with pytest.raises(ValueError, match="max_new_tokens=0"):
         GenerationParams(max_new_tokens=0)
+    with pytest.raises(ValueError, match="min_new_tokens=9: must be at most max_new_tokens=8"):
+        GenerationParams(max_new_tokens=8, processors=PROCESSORS["minimum"])
     with pytest.raises(ValueError, match="stop_strings="):
         GenerationParams(stop_strings=("",))
