@@ -28,7 +28,7 @@ from models.decoding.drafters.base import Draft, Drafter
 from models.decoding.judge import Judge
 from models.decoding.processors import BlockProcessor, Processors
 from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
-from models.decoding.verification.base import Rule
+from models.decoding.verification.base import Block, Rule, Verdict
 from models.decoding.verification.token import TokenVerification
 from models.target import Target
 
@@ -36,6 +36,28 @@ from models.target import Target
 OnTokens = Callable[[int, list[int], list[TokenVerdict]], None]
 # (index of the prompt, its result), as soon as it has ended
 OnDone = Callable[[int, DecodeResult], None]
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """One block of a batch as its rule saw it. Row b of the block belongs to prompt indices[b].
+
+    num_emitted[b]: tokens that the row took from it, the first stop being the last of them.
+    """
+
+    indices: list[int]
+    block: Block
+    verdict: Verdict
+    num_emitted: list[int]
+
+
+OnBlock = Callable[[BlockRecord], None]
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    on_tokens: OnTokens | None
+    on_block: OnBlock | None
 
 
 @dataclass
@@ -98,11 +120,13 @@ class Decoder:
         max_batch_size: int | None = None,
         on_tokens: OnTokens | None = None,
         on_done: OnDone | None = None,
+        on_block: OnBlock | None = None,
     ) -> list[DecodeResult]:
         """Decode all prompts (token ids), at most max_batch_size (default: all) at a time; results in their order.
 
         A row that ends makes room for a waiting prompt. A sequence that fills the target's context ends with reason
-        "length". `on_tokens` hears of each row's new tokens block by block; they add up to the result's tokens. Raises
+        "length". `on_tokens` hears of each row's new tokens block by block; they add up to the result's tokens.
+        `on_block` hears of each sampled block whole: its tensors live no longer than the call, unless copied. Raises
         ValueError for an empty prompt, one that leaves no room in the context, or a token id out of range.
         """
         params = params or GenerationParams()
@@ -119,14 +143,14 @@ class Decoder:
         results: list[DecodeResult | None] = [None] * len(prompts)
         self.timings = Timings()
         with packed_attention(self.target.model, self.drafter.network if self.drafter else None):
-            for row in self._finished_rows(waiting, max_batch_size, params, on_tokens):
+            for row in self._finished_rows(waiting, max_batch_size, params, _Hooks(on_tokens, on_block)):
                 results[row.index] = result = row.result()
                 if on_done is not None:
                     on_done(row.index, result)
         return [result for result in results if result is not None]
 
     def _finished_rows(
-        self, waiting: deque[Row], max_batch_size: int, params: GenerationParams, on_tokens: OnTokens | None
+        self, waiting: deque[Row], max_batch_size: int, params: GenerationParams, hooks: _Hooks
     ) -> Iterator[Row]:
         """Decode the waiting rows and yield each when it ends."""
         batch: _Batch | None = None
@@ -135,11 +159,11 @@ class Decoder:
             # A prefill holds up the running rows, so room is filled a few prompts at a time.
             if waiting and num_free >= min(len(waiting), max(1, max_batch_size // 4)):
                 touched = [waiting.popleft() for _ in range(min(num_free, len(waiting)))]
-                batch = self._merge(batch, self._prefill(touched, params, on_tokens))
+                batch = self._merge(batch, self._prefill(touched, params, hooks))
             else:
                 assert batch is not None
                 touched = list(batch.rows)
-                batch = self._decode_block(batch, params, on_tokens)
+                batch = self._decode_block(batch, params, hooks)
             yield from (row for row in touched if row.is_finished)
 
     def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
@@ -161,7 +185,7 @@ class Decoder:
         eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer)
 
-    def _prefill(self, rows: list[Row], params: GenerationParams, on_tokens: OnTokens | None) -> _Batch | None:
+    def _prefill(self, rows: list[Row], params: GenerationParams, hooks: _Hooks) -> _Batch | None:
         """Run the target over the prompts and emit each row's first token."""
         started = time.perf_counter()
         device = self.target.device
@@ -179,21 +203,21 @@ class Decoder:
             logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, [0] * len(rows)))
         if not params.sampling.is_greedy:
             uniforms_BU = torch.stack([row.uniforms(1) for row in rows]).to(device)
-        verdict, emissions = self.judge.judge(
+        judged = self.judge.judge(
             rows, logits_BTV, raw_BTV, draft, [0] * len(rows), uniforms_BU, params.sampling, hidden_BTH[:, :0]
         )
-        for row, emission in zip(rows, emissions, strict=True):
+        for row, emission in zip(rows, judged.emissions, strict=True):
             from_prompt = replace(emission, verdicts=["prefill"] * len(emission.tokens))
-            _report(row, row.emit_first(from_prompt), on_tokens)
+            _report(row, row.emit_first(from_prompt), hooks.on_tokens)
         self.timings.prefill_s += time.perf_counter() - started
         self.timings.prefills += 1
 
         batch = _Batch(list(rows), cache, self.drafter.start([row.prompt for row in rows]) if self.drafter else None)
         next_tokens_BT = ids_BT.roll(-1, dims=1)
-        next_tokens_BT[rows_B, last_B] = verdict.next_token_B
+        next_tokens_BT[rows_B, last_B] = judged.verdict.next_token_B
         return self._go_on(batch, hidden_BTH, next_tokens_BT, lengths)
 
-    def _decode_block(self, batch: _Batch, params: GenerationParams, on_tokens: OnTokens | None) -> _Batch | None:
+    def _decode_block(self, batch: _Batch, params: GenerationParams, hooks: _Hooks) -> _Batch | None:
         """Draft, verify and emit one block for every row."""
         rows, device = batch.rows, self.target.device
         clock = time.perf_counter()
@@ -225,15 +249,18 @@ class Decoder:
         if processor is not None:
             logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, num_drafted))
         verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, self.num_draft_tokens :]
-        verdict, emissions = self.judge.judge(
+        judged = self.judge.judge(
             rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, hidden_BTH
         )
-        num_emitted = [row.emit_block(emission) for row, emission in zip(rows, emissions, strict=True)]
+        verdict = judged.verdict
+        num_emitted = [row.emit_block(emission) for row, emission in zip(rows, judged.emissions, strict=True)]
         if processor is not None:
             processor.raise_if_reached(num_emitted)
         for row, count in zip(rows, num_emitted, strict=True):
-            _report(row, count, on_tokens)
-        counts = [emission.num_accepted for emission in emissions]
+            _report(row, count, hooks.on_tokens)
+        if hooks.on_block is not None and judged.block is not None:
+            hooks.on_block(BlockRecord([row.index for row in rows], judged.block, verdict, num_emitted))
+        counts = [emission.num_accepted for emission in judged.emissions]
         kept = [count + 1 for count in counts]
         batch.cache.advance(kept)
         next_tokens_BT = input_BT.roll(-1, dims=1)

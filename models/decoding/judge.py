@@ -7,7 +7,7 @@ Shape suffixes: B rows, K drafted tokens, T = K + 1 places, V vocabulary, H hidd
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,15 @@ from models.decoding.verification.token import verify_greedy
 
 # What rounding could add to the sum of a block's distances stays within it.
 ALMOST_ONE = 1.0 - 2.0**-50
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of one pass. `block` is what the rule saw; None where the decoding is greedy and no rule was asked."""
+
+    verdict: Verdict
+    emissions: list[Emission]
+    block: Block | None
 
 
 class Judge:
@@ -45,7 +54,7 @@ class Judge:
         uniforms_BU: Tensor | None,
         sampling: SamplingParams,
         hidden_BTH: Tensor,
-    ) -> tuple[Verdict, list[Emission]]:
+    ) -> Judgement:
         """The verdict on a block (K >= 0), and what each row emits.
 
         logits_BTV: after penalties; raw_BTV: before them. num_drafted: tokens of each row that count. uniforms_BU: at
@@ -53,7 +62,7 @@ class Judge:
         """
         num_drafted_B = torch.tensor(num_drafted, device=logits_BTV.device)
         is_ill_BT = ~logits_BTV.amax(dim=-1).isfinite()  # NaN, +inf, or nothing but -inf
-        probs_BTV = None
+        probs_BTV, block = None, None
         if uniforms_BU is None:
             tokens_BT = logits_BTV.argmax(dim=-1).masked_fill(is_ill_BT, -1)  # -1 equals no drafted token
             verdict = verify_greedy(tokens_BT, draft.tokens_BK, num_drafted_B)
@@ -74,7 +83,7 @@ class Judge:
         emissions = _emissions(verdict, draft.tokens_BK, num_drafted_B, is_ill_BT)
         if any(row.wants_logprobs for row in rows):
             emissions = _with_logprobs(emissions, verdict, raw_BTV, probs_BTV, self.rule.knows_law)
-        return verdict, emissions
+        return Judgement(verdict, emissions, block)
 
     def _budget(self, rows: Sequence[Row], device: torch.device) -> Tensor | None:
         if self.rule.is_lossless or self.distance_budget == math.inf:
