@@ -1,0 +1,1 @@
+"""Reinforcement learning of the dynamic ensemble verifier (DIVERSED): rollouts, rewards, policy gradient, trainer."""
