@@ -1,12 +1,14 @@
-"""The checkpoint of trained parts: the only place that knows its files.
+"""The checkpoints of trained parts, draft heads and ensemble heads: the only place that knows their files.
 
-A folder with `config.json` (what it is, for which target, how it was made, what was measured) and `model.safetensors`
-(trained tensors alone). Writing is all or nothing. Loading is strict both ways: an unknown or missing tensor, a wrong
-shape, or another target is an error that says what was expected and what was found.
+A folder with `config.json` (what it is, for which target and drafter, how it was made, what was measured) and
+`model.safetensors` (trained tensors alone). Writing is all or nothing. Loading is strict both ways: an unknown or
+missing tensor, a wrong shape, another target or another drafter is an error that says what was expected and what was
+found.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,8 +20,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import DraftHead, HeadOptions, build_head
 from models.target import Target
 
@@ -27,16 +30,17 @@ FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 CONCATENATION = "[state; embedding]"
+TARGET_KEYS = ("name", "hidden_size", "vocab_size", "fingerprint", "tokenizer_fingerprint")
+DRAFTER_KEYS = ("kind", "name", "fingerprint")
 
 
 def save_heads(
     folder: Path, head: DraftHead, provenance: dict[str, Any] | None = None, acceptance: dict[str, Any] | None = None
 ) -> None:
-    """Write the head's trained tensors (float32) and its config.
+    """Write the draft head's trained tensors (float32) and its config.
 
     An older checkpoint there is replaced at the very end.
     """
-    target = head.target.get
     config = {
         "format_version": FORMAT_VERSION,
         "kind": "heads",
@@ -44,18 +48,75 @@ def save_heads(
         "concatenation": CONCATENATION,
         "output_head": "own" if head.options.own_output_head else "target",
         "draft_vocab": None if head.draft_vocab is None else head.draft_vocab.tolist(),
-        "target": {
-            "name": target.name,
-            "model_type": target.config.model_type,
-            "hidden_size": target.hidden_size,
-            "vocab_size": target.vocab_size,
-            "fingerprint": target.fingerprint(),
-            "tokenizer_fingerprint": target.tokenizer_fingerprint(),
-        },
+        "target": _target_record(head.target.get),
         "provenance": provenance or {},
         "acceptance": acceptance or {},
     }
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    _write(folder, head, config)
+
+
+def save_ensemble(
+    folder: Path,
+    head: EnsembleHead,
+    target: Target,
+    drafter_record: dict[str, Any],
+    provenance: dict[str, Any] | None = None,
+    measured: dict[str, Any] | None = None,
+) -> None:
+    """Write the ensemble head's tensors (float32) and its config, as `save_heads` does.
+
+    drafter_record: what it was trained with, see `heads_record` and `model_record`. ValueError for a target of another
+    width than the head's.
+    """
+    if head.options.target_size != target.hidden_size:
+        raise ValueError(
+            f"the ensemble head reads hidden states of width {head.options.target_size}, those of target "
+            f"{target.name!r} are {target.hidden_size} wide: save it for the target that it was trained for"
+        )
+    config = {
+        "format_version": FORMAT_VERSION,
+        "kind": "ensemble",
+        "ensemble": asdict(head.options),
+        "target": _target_record(target),
+        "drafter": {key: drafter_record[key] for key in DRAFTER_KEYS},
+        "provenance": provenance or {},
+        "measured": measured or {},
+    }
+    _write(folder, head, config)
+
+
+def heads_record(folder: Path | str) -> dict[str, str]:
+    """What an ensemble's checkpoint says of draft heads as its drafter: a hash of their options and tensors."""
+    folder = Path(folder)
+    config = read_config(folder)
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; the checkpoint is incomplete, export it again")
+    with path.open("rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256")
+    digest.update(json.dumps([config.get("head"), config.get("draft_vocab")], sort_keys=True).encode())
+    return {"kind": "heads", "name": folder.name, "fingerprint": digest.hexdigest()[:16]}
+
+
+def model_record(model: Target) -> dict[str, str]:
+    """What an ensemble's checkpoint says of a separate draft model."""
+    return {"kind": "model", "name": model.name, "fingerprint": model.fingerprint()}
+
+
+def _target_record(target: Target) -> dict[str, Any]:
+    return {
+        "name": target.name,
+        "model_type": target.config.model_type,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "fingerprint": target.fingerprint(),
+        "tokenizer_fingerprint": target.tokenizer_fingerprint(),
+    }
+
+
+def _write(folder: Path, module: nn.Module, config: dict[str, Any]) -> None:
+    """Both files, written beside the folder and swapped in when they are whole."""
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in module.state_dict().items()}
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -78,7 +139,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json. ValueError for a folder that is no checkpoint, or one of a later format."""
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise ValueError(f"checkpoint={str(folder)!r} has no {CONFIG_NAME}; give the folder that train.mtp wrote")
+        raise ValueError(
+            f"checkpoint={str(folder)!r} has no {CONFIG_NAME}; give the folder that train.mtp wrote (draft heads), or "
+            "rl.diversed (an ensemble head)"
+        )
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -98,14 +162,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = None) -> DraftHead:
     """The head on the target's device, in `dtype` (default: the target's), in eval mode. ValueError as above."""
     folder = Path(folder)
-    config = read_config(folder)
-    if config.get("kind") != "heads":
-        raise ValueError(f"checkpoint={str(folder)!r} holds {config.get('kind')!r}, expected draft heads")
-    _require_keys(folder, config, ("head", "draft_vocab", "target"))
-    _require_keys(
-        folder, config["target"], ("name", "hidden_size", "vocab_size", "fingerprint", "tokenizer_fingerprint")
-    )
-    _require_same_target(folder, config["target"], target)
+    config = _read_kind(folder, "heads", "draft heads", ("head", "draft_vocab"), target)
     draft_vocab = None if config["draft_vocab"] is None else torch.tensor(config["draft_vocab"], dtype=torch.long)
     if draft_vocab is not None and not _is_sorted_subset(draft_vocab, target.vocab_size):
         raise ValueError(
@@ -116,8 +173,42 @@ def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = N
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_NAME}: head options do not fit this Foretoken ({error})") from error
     head = build_head(target, options, draft_vocab)
-    _load_strictly(head, folder / WEIGHTS_NAME)
+    _load_strictly(head, folder / WEIGHTS_NAME, f"{head.kind} heads")
     return head.to(target.dtype if dtype is None else dtype).eval().requires_grad_(False)
+
+
+def load_ensemble(folder: Path | str, target: Target, drafter_record: dict[str, Any]) -> EnsembleHead:
+    """The ensemble head on the target's device, float32, in eval mode, without gradients.
+
+    drafter_record: of the drafter that it will judge. ValueError for another target, another drafter, and as above.
+    """
+    folder = Path(folder)
+    config = _read_kind(folder, "ensemble", "an ensemble head", ("ensemble", "drafter"), target)
+    _require_keys(folder, config["drafter"], DRAFTER_KEYS)
+    _require_same_drafter(folder, config["drafter"], drafter_record)
+    try:
+        options = EnsembleOptions(**config["ensemble"])
+        head = EnsembleHead(options)
+    except TypeError as error:
+        raise ValueError(f"{folder / CONFIG_NAME}: ensemble options do not fit this Foretoken ({error})") from error
+    if options.target_size != target.hidden_size:
+        raise ValueError(
+            f"{folder / CONFIG_NAME}: ensemble.target_size is {options.target_size}, expected {target.hidden_size}, "
+            "the target's; it is damaged"
+        )
+    _load_strictly(head, folder / WEIGHTS_NAME, f"a {options.kind} ensemble head")
+    return head.to(target.device).eval().requires_grad_(False)
+
+
+def _read_kind(folder: Path, kind: str, name: str, keys: Sequence[str], target: Target) -> dict[str, Any]:
+    """The config of a checkpoint of this kind, with these keys, made for this target."""
+    config = read_config(folder)
+    if config.get("kind") != kind:
+        raise ValueError(f"checkpoint={str(folder)!r} holds {config.get('kind')!r}, expected {name}")
+    _require_keys(folder, config, (*keys, "target"))
+    _require_keys(folder, config["target"], TARGET_KEYS)
+    _require_same_target(folder, config["target"], target)
+    return config
 
 
 def _require_keys(folder: Path, found: Any, keys: Sequence[str]) -> None:
@@ -133,14 +224,14 @@ def _is_sorted_subset(ids: Tensor, vocab_size: int) -> bool:
     return len(ids) > 0 and bool((ids.diff() > 0).all()) and int(ids[0]) >= 0 and int(ids[-1]) < vocab_size
 
 
-def _load_strictly(head: DraftHead, path: Path) -> None:
+def _load_strictly(module: nn.Module, path: Path, name: str) -> None:
     if not path.is_file():
         raise ValueError(f"{path} is missing; the checkpoint is incomplete, export it again")
     try:
         found = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); export the checkpoint again") from error
-    expected = head.state_dict()
+    expected = module.state_dict()
     problems = [f"missing {name} {tuple(expected[name].shape)}" for name in expected.keys() - found.keys()]
     problems += [f"unknown {name} {tuple(found[name].shape)}" for name in found.keys() - expected.keys()]
     problems += [
@@ -149,12 +240,12 @@ def _load_strictly(head: DraftHead, path: Path) -> None:
         if expected[name].shape != found[name].shape
     ]
     if problems:
-        raise ValueError(f"{path} does not fit {head.kind} heads: {'; '.join(sorted(problems)[:5])}")
+        raise ValueError(f"{path} does not fit {name}: {'; '.join(sorted(problems)[:5])}")
     if bad := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
         raise ValueError(
             f"{path} holds numbers that are not finite in {', '.join(sorted(bad)[:3])}; the training went wrong"
         )
-    head.load_state_dict(found)
+    module.load_state_dict(found)
 
 
 def _require_same_target(folder: Path, made_for: dict[str, Any], target: Target) -> None:
@@ -168,5 +259,18 @@ def _require_same_target(folder: Path, made_for: dict[str, Any], target: Target)
     if wrong:
         raise ValueError(
             f"checkpoint={str(folder)!r} was trained for target {made_for['name']!r}, not for {target.name!r}: "
+            f"{'; '.join(wrong)}"
+        )
+
+
+def _require_same_drafter(folder: Path, made_for: dict[str, Any], drafter: dict[str, Any]) -> None:
+    wrong = [
+        f"{key} is {drafter[key]}, expected {made_for[key]}"
+        for key in ("kind", "fingerprint")
+        if drafter[key] != made_for[key]
+    ]
+    if wrong:
+        raise ValueError(
+            f"checkpoint={str(folder)!r} was trained for drafter {made_for['name']!r}, not for {drafter['name']!r}: "
             f"{'; '.join(wrong)}"
         )
