@@ -93,7 +93,7 @@ class PolicyStats:
 
 def token_logprob(w: Tensor, p_y: Tensor, q_y: Tensor) -> Tensor:
     """log nu(y) = log(w p(y) + (1 - w) q(y)). Any shape. Probabilities are mixed, never logits."""
-    return _safe_log(q_y + w * (p_y - q_y))
+    return _safe_log(w * p_y + (1.0 - w) * q_y)
 
 
 def verdict_logprob(w: Tensor, p_y: Tensor, q_y: Tensor, is_accepted: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def verdict_logprob(w: Tensor, p_y: Tensor, q_y: Tensor, is_accepted: Tensor) ->
 
     Rounding may have recovered a token with p(y) <= q(y), where p is nearly q: its score is that of the others, 1 / w.
     """
-    kept = _safe_log(torch.where(is_accepted, q_y + w * (p_y - q_y).clamp(max=0.0), w))
+    kept = _safe_log(torch.where(is_accepted, torch.minimum(q_y, w * p_y + (1.0 - w) * q_y), w))
     return kept + torch.where(is_accepted, 0.0, _safe_log(p_y - q_y))
 
 
