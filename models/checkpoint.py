@@ -196,7 +196,7 @@ def load_ensemble(folder: Path | str, target: Target, drafter_record: dict[str, 
             f"{folder / CONFIG_NAME}: ensemble.target_size is {options.target_size}, expected {target.hidden_size}, "
             "the target's; it is damaged"
         )
-    _load_strictly(head, folder / WEIGHTS_NAME, f"a {options.kind} ensemble head")
+    _load_strictly(head, folder / WEIGHTS_NAME, f"the {options.kind} ensemble head")
     return head.to(target.device).eval().requires_grad_(False)
 
 
