@@ -46,6 +46,7 @@ class HeadsDrafter:
         for place in range(num_draft_tokens):
             hidden_BH, logits_BV = self.head.draft_step(state, tokens[-1] if tokens else None)
             hidden.append(hidden_BH)
+            logits_BV = self.head.target.get.hide_padding(logits_BV)
             if processor is not None:
                 logits_BV = processor.draft(logits_BV, tokens)
             if uniforms_BK is None:
