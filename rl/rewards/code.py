@@ -1,0 +1,116 @@
+"""1 when a written program passes all its tests, else 0: MBPP, HumanEval, and sets with their columns.
+
+MBPP's columns: `test_list`, and `test_setup_code`, `test_imports` where there are any. HumanEval's: `test`,
+`entry_point`, and its `prompt`, which trl passes as `prompts`; if that was reworded, the original as `code_prompt`.
+Programs are run by `sandbox` alone; here they are only text.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_args
+
+from rl.rewards.loading import Reward, completion_text
+from rl.rewards.sandbox import Limits, Outcome, Program, Sandbox, Status
+
+NAME = "code"
+FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.M | re.S)
+# MBPP's few-shot prompts use these marks.
+BETWEEN_MARKS = re.compile(r"\[BEGIN\]\s*\n(.*?)(?:\[DONE\]|\Z)", re.S)
+# Where a continued function body is over: a line that starts at the margin and is no code at module level.
+PROSE = re.compile(r"^(?!(?:async |def |class |@|import |from |#|[)\]}]|[A-Za-z_]\w*(?: *:[^=\n]+)? *=(?!=)))\S", re.M)
+
+
+def make_reward(workers: int = 2, unsafe: bool = False, limits: Mapping[str, Any] | None = None) -> Reward:
+    """The reward. workers: programs run at a time. limits: keywords of `sandbox.Limits`. unsafe: see `Sandbox`."""
+    names = [field.name for field in fields(Limits)]
+    if unknown := set(limits or {}) - set(names):
+        raise ValueError(f"limits has no {', '.join(sorted(unknown))}; it takes {', '.join(names)}")
+    sandbox = Sandbox(Limits(**(limits or {})), workers, unsafe)
+    print(f"reward {NAME}: {sandbox.describe()}", flush=True)
+
+    def code(
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_extra: Callable[[str, list[str]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """trl's signature; 1.0 or 0.0 a completion, and the outcomes to the log."""
+        rows = [
+            {name: values[index] for name, values in columns.items() if is_column(values, len(completions))}
+            for index in range(len(completions))
+        ]
+        texts = map(completion_text, completions)
+        outcomes = sandbox.run_all([make_program(*row) for row in zip(prompts, texts, rows, strict=True)])
+        log_outcomes(outcomes, log_extra, log_metric)
+        return [float(outcome.status == "passed") for outcome in outcomes]
+
+    return code
+
+
+def is_column(values: object, count: int) -> bool:
+    """Whether this keyword is one of the dataset's columns."""
+    return isinstance(values, list | tuple) and len(values) == count
+
+
+def log_outcomes(
+    outcomes: Sequence[Outcome],
+    log_extra: Callable[[str, list[str]], None] | None,
+    log_metric: Callable[[str, float], None] | None,
+) -> None:
+    """Each outcome beside its completion, and how many ended in which way."""
+    if log_extra is not None:
+        log_extra("code_outcome", [f"{outcome.status} {outcome.message}".strip() for outcome in outcomes])
+    if log_metric is not None and outcomes:
+        counts = Counter(outcome.status for outcome in outcomes)
+        for status in get_args(Status):
+            log_metric(f"code/{status}", counts[status] / len(outcomes))
+
+
+def make_program(prompt: object, text: str, row: Mapping[str, Any]) -> Program:
+    """The program to run for one completion. ValueError when the row has the columns of neither kind."""
+    if row.get("test_list"):
+        return mbpp_program(text, row["test_list"], row.get("test_setup_code") or "", row.get("test_imports") or ())
+    if row.get("test") and row.get("entry_point"):
+        stub = row.get("code_prompt") or extract_code(completion_text(prompt), [row["entry_point"]])
+        return humaneval_program(stub, text, row["test"], row["entry_point"])
+    raise ValueError(
+        f"reward {NAME!r} needs the columns test_list (as MBPP), or test and entry_point (as HumanEval); this row has "
+        f"{', '.join(sorted(row)) or 'none'}"
+    )
+
+
+def mbpp_program(text: str, test_list: Sequence[str], setup: str = "", imports: Sequence[str] = ()) -> Program:
+    """The completion's code, then MBPP's asserts."""
+    called = re.findall(r"([A-Za-z_]\w*)\s*\(", "\n".join(test_list))
+    return Program(extract_code(text, called), [*imports, setup, *test_list])
+
+
+def humaneval_program(stub: str, text: str, test: str, entry_point: str) -> Program:
+    """HumanEval's stub with the completion as its body, or, where that defines the function anew, behind it."""
+    if not defines(stub, [entry_point]):
+        raise ValueError(
+            f"reward {NAME!r}: the prompt does not hold the function {entry_point!r} that its test calls; give "
+            "HumanEval's own prompt as the column code_prompt"
+        )
+    answer = extract_code(text, [entry_point])
+    if defines(answer, [entry_point]):
+        answer = "\n    pass\n\n" + answer
+    elif (end := PROSE.search(answer)) is not None:
+        answer = answer[: end.start()]
+    return Program(stub + answer, [f"{test}\n\ncheck({entry_point})"])
+
+
+def extract_code(text: str, names: Sequence[str]) -> str:
+    """The last fenced block that defines one of the names, else the last of all, else the text between [BEGIN] and
+    [DONE], else the text."""
+    blocks = FENCED.findall(text) or BETWEEN_MARKS.findall(text) or [text]
+    return next((block for block in reversed(blocks) if defines(block, names)), blocks[-1])
+
+
+def defines(source: str, names: Sequence[str]) -> bool:
+    """Whether a line at the margin defines one of the names; the text is not parsed, since parsing runs on it."""
+    wanted = "|".join(map(re.escape, names))
+    return re.search(rf"^(?:(?:async\s+)?def|class)\s+(?:{wanted})\b|^(?:{wanted})\s*=", source, re.M) is not None
