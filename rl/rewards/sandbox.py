@@ -46,10 +46,9 @@ TOLERATED = {
 class Limits:
     """Bounds on one answer. ValueError unless all are positive, and whole but for wall_s.
 
-    cpu_s: CPU seconds a process. wall_s: seconds from start to end, far more so that a busy machine
-    changes no reward. memory_mb: address space a process. file_mb: each
-    file. disk_mb: all files together (held in memory where there are namespaces). processes: with threads; an answer
-    may take processes x memory_mb in all.
+    cpu_s: CPU seconds a process. wall_s: seconds from start to end, far more so that a busy machine changes no reward.
+    memory_mb: address space a process. file_mb: each file. disk_mb: all files together (held in memory where there are
+    namespaces). processes: with threads; an answer may take processes x memory_mb in all.
     """
 
     cpu_s: int = 5
