@@ -2,7 +2,7 @@
 
     python -m eval.theory
 
-Some twenty seconds on one core; the target is tiny and random, nothing is loaded. Every random number comes from --seed.
+Some ten seconds on one core: the target is tiny and random, nothing is loaded. --seed decides every random number.
 
 Shape suffixes: M models (or prompts), V vocabulary.
 """
@@ -144,7 +144,7 @@ def print_lines(lines: Iterable[str]) -> None:
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="python -m eval.theory", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--samples", type=int, default=2000, help="decoded sequences of each prompt (default 2000)")
+    parser.add_argument("--samples", type=int, default=1000, help="decoded sequences of each prompt (default 1000)")
     parser.add_argument("--models", type=int, default=1000, help="random models for the certificate (default 1000)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, tables and samples (default 1)")
     arguments = parser.parse_args(words)
