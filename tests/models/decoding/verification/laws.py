@@ -186,6 +186,21 @@ def check_strict(rule: Rule, budget: float | None = None) -> None:
         assert verdict.distances_BK.sum() == 0
 
 
+def check_rows_apart(rule: Rule) -> None:
+    """A row's verdict is what it is alone, though its neighbour's logits were NaN."""
+    block = random_block(40, 6, 3, seed=9, dtype=torch.float32)
+    alone = [rule.verify(Block(*(field[row : row + 1] for field in _tensors(block)))) for row in range(1, 40)]
+    p_BTV = block.target_probs_BTV.clone()
+    p_BTV[0] = torch.nan
+    together = rule.verify(Block(p_BTV, *_tensors(block)[1:]))
+    for name in ("num_accepted_B", "next_token_B", "is_bonus_B", "distances_BK", "relaxed_BK"):
+        assert torch.equal(getattr(together, name)[1:], torch.cat([getattr(verdict, name) for verdict in alone]))
+
+
+def _tensors(block: Block) -> list[torch.Tensor]:
+    return [field for field in vars(block).values() if field is not None]
+
+
 def is_caught(checks: list[Check], modules: list[str], right: str, wrong: str) -> bool:
     """Whether one of the checks refuses the modules with `wrong` in place of `right`."""
     mutant = planted(["base", "token", *modules], right, wrong)
