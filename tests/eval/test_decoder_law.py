@@ -1,6 +1,6 @@
 """The decoder's output on a real (tiny) model has the law that theory states for each rule, by chi-square.
 
-Each test: N = 3000 texts a prompt in batches of ragged rows; the joint law of 4 tokens and the law at each output
+Each test: N = 2500 texts a prompt in batches of ragged rows; the joint law of 4 tokens and the law at each output
 position are refused below p = 1e-6, the false-alarm rate of each comparison were the seed drawn anew.
 """
 
@@ -31,7 +31,7 @@ from models.tiny import make_tiny_target
 
 VOCAB_SIZE = 5
 NUM_TOKENS = 4
-NUM_SAMPLES = 3000  # of each prompt
+NUM_SAMPLES = 2500  # of each prompt
 K = 3
 FALSE_ALARM = 1e-6
 MIN_EXPECTED = 5.0  # cells with fewer expected samples are put together
@@ -113,16 +113,17 @@ def test_relaxed_law(
     if isinstance(rule, ThresholdSampling):
         tables = replace(tables, tells_q=False)  # it takes the drafted tokens as given
     exact = decode_exactly(tables, rule, NUM_TOKENS, K, None if budget == math.inf else budget, start=1)
-    for place, results in enumerate(decode(target, drafter, rule, budget)):
+    runs = decode(target, drafter, rule, budget)
+    for place, results in enumerate(runs):
         assert smallest_p_value(results, exact.law_MN[place]) > FALSE_ALARM
         certificates = np.array([result.certificate for result in results])
         assert certificates.max() <= budget
         error = 4 * certificates.std() / NUM_SAMPLES**0.5 + 1e-6
         assert certificates.mean() == pytest.approx(exact.certificate_M[place].item(), abs=error)
-    assert any(
-        smallest_p_value(results, law_N) < FALSE_ALARM
-        for results, law_N in zip(decode(target, drafter, rule), tables.target_law(NUM_TOKENS), strict=True)
-    ), "the rule must relax enough for the test to mean anything"
+    if budget == math.inf:
+        laws = tables.target_law(NUM_TOKENS)
+        relaxed = [smallest_p_value(results, law_N) < FALSE_ALARM for results, law_N in zip(runs, laws, strict=True)]
+        assert any(relaxed), "the rule must relax enough for the test to mean anything"
 
 
 def test_fly_keeps_to_its_certificate(target: Target, drafter: TableDrafter, tables: EnumerableModel) -> None:
