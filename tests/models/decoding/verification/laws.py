@@ -132,7 +132,7 @@ def random_block(
 def check_verdicts(rule: Rule, law: Law) -> None:
     """Every field of the verdict, row by row, against the formulas: float64, ragged rows, zeros, u = 0, one-hot q."""
     for one_hot in (False, True):
-        block = random_block(150, 5, 3, seed=11, dtype=torch.float64, one_hot=one_hot)
+        block = random_block(100, 5, 3, seed=11, dtype=torch.float64, one_hot=one_hot)
         for budget in (None, 0.2):
             budget_B = None if budget is None else torch.full_like(block.final_uniform_B, budget)
             verdict = rule.verify(Block(**{**vars(block), "budget_B": budget_B}))
