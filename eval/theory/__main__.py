@@ -20,8 +20,10 @@ from eval.theory.frontier import dynamic_point, static_point
 from models.decoding.decoder import Decoder
 from models.decoding.rows import DecodeResult, GenerationParams
 from models.decoding.sampling import SamplingParams
+from models.decoding.verification.cascades import SpeculativeCascade
 from models.decoding.verification.ensemble import StaticEnsemble
 from models.decoding.verification.lenience import Lenience
+from models.decoding.verification.thresholds import ProbabilityGap, TypicalAcceptance
 from models.decoding.verification.token import TokenRule
 from models.target import Target
 from models.tiny import make_tiny_target
@@ -35,6 +37,10 @@ RULES: dict[str, TokenRule] = {
     "static w = 0": StaticEnsemble(0.0),
     "lenience 0.5": Lenience(0.5),
     "lenience 0.1": Lenience(0.1),
+    "cascade opt 0.3": SpeculativeCascade("opt", 0.3),
+    "cascade v3 0.5": SpeculativeCascade("v3", 0.5),
+    "typical": TypicalAcceptance(),
+    "gap 2, 0.4": ProbabilityGap(2, 0.4),
 }
 COUNTED = ("lossless", "static w = 0.5", "lenience 0.5")  # decoded too
 BUDGETS = (None, 0.3, 0.1)

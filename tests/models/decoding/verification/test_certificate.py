@@ -20,8 +20,10 @@ from eval.theory.enumerable import EnumerableModel, random_model
 from eval.theory.exact import decode_exactly, output_distance
 from models.decoding.verification import base, ensemble, lenience, token
 from models.decoding.verification.base import Block, total_variation
+from models.decoding.verification.cascades import SpeculativeCascade
 from models.decoding.verification.ensemble import DynamicEnsemble, StaticEnsemble
 from models.decoding.verification.lenience import Lenience
+from models.decoding.verification.mentored import MentoredDecoding
 from models.decoding.verification.thresholds import ProbabilityGap, ThresholdSampling, TypicalAcceptance
 from models.decoding.verification.token import TokenRule
 from tests.models.decoding.verification import sequences
@@ -29,7 +31,7 @@ from tests.models.decoding.verification.enumeration import EXACT, Toy, fails, pl
 
 NUM_MODELS = 1000
 VOCAB_SIZE, LENGTH = 3, 4
-BUDGETS = (None, 0.0, 0.05, 0.3)
+BUDGETS = (None, 0.0, 0.2)
 
 
 def weigh_by_entropy(block: Block) -> torch.Tensor:
@@ -49,6 +51,9 @@ RULES: dict[str, TokenRule] = {
     "lenience 0.1": Lenience(0.1),
     "typical": TypicalAcceptance(0.3, 0.6),
     "gap": ProbabilityGap(2, 0.4),
+    "mentored": MentoredDecoding(0.1),
+    "cascade opt": SpeculativeCascade("opt", 0.3),
+    "cascade v3": SpeculativeCascade("v3", 0.5),
 }
 # Rules for a one-hot q: their law, and so their certificate, is that given the drafted token.
 RULES_FOR_CERTAIN_TOKENS: dict[str, TokenRule] = {
@@ -76,10 +81,11 @@ def test_certificate_bounds_the_distance(name: str, rule: TokenRule, tells_q: bo
     """1000 random models with zeros in p and q: no violation, no sequence above its budget; how tight, printed."""
     model = random_model(NUM_MODELS, VOCAB_SIZE, LENGTH, torch.Generator().manual_seed(0), zero_share=0.2)
     model = replace(model, tells_q=tells_q)
-    widths = (1, 2, 3) if tells_q else (1, 2)
+    length = 3 if name == "mentored" else LENGTH  # its law takes a search at every place
+    widths = (1, 2) if name == "mentored" or not tells_q else (1, 2, 3)
     for budget in BUDGETS:
-        outcomes = [decode_exactly(model, rule, LENGTH, width, budget) for width in widths]
-        distance = torch.stack([output_distance(model, outcome, LENGTH) for outcome in outcomes])
+        outcomes = [decode_exactly(model, rule, length, width, budget) for width in widths]
+        distance = torch.stack([output_distance(model, outcome, length) for outcome in outcomes])
         certificate = torch.stack([outcome.certificate_M for outcome in outcomes])
         assert all((outcome.law_MN.sum(dim=1) - 1.0).abs().max() < EXACT for outcome in outcomes)
         assert (distance <= certificate + EXACT).all()
