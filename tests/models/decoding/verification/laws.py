@@ -90,6 +90,8 @@ def check_enumerated(
 ) -> None:
     """The joint law of a block is the product of nu at each place, with and without a distance budget."""
     for (vocab_size, num_drafted, width, one_hot), (seed, zeros, same) in itertools.product(shapes, WORLDS):
+        if same and num_drafted == 3:
+            continue  # seconds, for what two places show
         toy = Toy(vocab_size, num_drafted, seed, zeros, same)
         for budget in (None, *budgets):
             steps = stated_steps(law, toy, num_drafted, one_hot, budget)
