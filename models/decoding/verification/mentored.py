@@ -24,6 +24,7 @@ from models.decoding.verification.token import LawRule, Stats
 
 # Each round cuts the interval of log(upper), at most 710 long, into parts and keeps one: to 1e-15.
 NUM_ROUNDS, NUM_PARTS = 15, 16
+NUM_CLASSES = 32 * 2**8 + 1  # 32 powers of 2 in 256 parts each, and the end
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,32 @@ def _rank(p: Tensor, q: Tensor) -> _Ranked:
     return _Ranked(ratio, ratio * below[0][..., 1:] - below[1][..., 1:], *below, *above)
 
 
+def _classes(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """p and q [..., V] summed over classes of tokens whose q / p is the same to 2^-8, up to 2^16 and from 2^-16 on.
+
+    The class is read off the float32 number's bits: its exponent and the first bits of its mantissa.
+    What q has outside p's support is in the last, where it is cut off by any `upper` that cuts at all.
+    """
+    ratio = (q / p.clamp(min=torch.finfo(p.dtype).tiny)).float().clamp_(2.0**-16, 2.0**16)
+    index = ((ratio.view(torch.int32) >> 15) - ((127 - 16) << 8)).long()
+    empty = p.new_zeros(*p.shape[:-1], NUM_CLASSES)
+    return empty.scatter_add(-1, index, p), empty.scatter_add(-1, index, q)
+
+
+def _normalised(p: Tensor, q: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """`lower` by Newton steps on sum nu = 1, convex and piecewise linear in it."""
+    for _ in range(2):
+        lifted = lower * p
+        slope = (lifted - q).sign_().clamp_(min=0.0).mul_(p).sum(dim=-1, keepdim=True)
+        excess = lifted.clamp_(min=q, max=upper * p).sum(dim=-1, keepdim=True) - 1.0
+        lower = torch.where(slope > 0, lower - excess / slope, lower).clamp(0.0, 1.0)
+    return lower
+
+
 def mentor_bounds(p: Tensor, q: Tensor, kl_bound: float) -> tuple[Tensor, Tensor]:
     """(lower, upper) [..., 1] of the optimal law for p and q [..., V], in their dtype."""
-    ranked = _rank(p, q)
+    many = p.shape[-1] > NUM_CLASSES
+    ranked = _rank(*_classes(p, q)) if many else _rank(p, q)
     low = torch.zeros_like(ranked.ratio[..., :1])
     high = ranked.ratio[..., -1:].clamp(min=1.0).log()
     parts = torch.linspace(0.0, 1.0, NUM_PARTS + 1, dtype=low.dtype, device=low.device)
@@ -80,7 +104,8 @@ def mentor_bounds(p: Tensor, q: Tensor, kl_bound: float) -> tuple[Tensor, Tensor
         num_within = (kl <= kl_bound).sum(dim=-1, keepdim=True).clamp(1, NUM_PARTS)
         low, high = edges.gather(-1, num_within - 1), edges.gather(-1, num_within)
     upper = torch.where(ranked.lower(high.exp())[1] <= kl_bound, high, low).exp()
-    return ranked.lower(upper)[0].to(p.dtype), upper.to(p.dtype)
+    lower, upper = ranked.lower(upper)[0].to(p.dtype), upper.to(p.dtype)
+    return _normalised(p, q, lower, upper) if many else lower, upper
 
 
 class MentoredDecoding(LawRule):
@@ -91,8 +116,13 @@ class MentoredDecoding(LawRule):
     max(q, lower p), which of all laws that accept every drafted token with p > 0 is the nearest to p in KL and in total
     variation. A token with p = 0 has nu = 0 and is never emitted. ValueError for a negative or NaN bound.
 
-    Cost: a sort of the vocabulary at each place, in place of hundreds of passes over it, and some look-ups. At
-    V = 49152 that is 8 to 10 ms a place on one core of a small CPU, far more than any other rule.
+    Above NUM_CLASSES tokens, those of nearly the same q / p are taken together in the search, and two Newton steps on
+    all tokens then make nu a distribution for the `upper` found. So nu is the optimal law of a bound close to kl_bound:
+    1e-5 nats from it on random softmax laws at V = 49152. No bound on that is proven; it grows if a few tokens of one
+    class hold most of the mass. nu, its distance and the certificate are those of the bounds in use.
+
+    Cost: at V = 49152 about 2 ms a place on one core of a small CPU, several times that of any other rule; a sort of
+    the whole vocabulary instead of the classes would take 11 ms.
     """
 
     def __init__(self, kl_bound: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import brentq
 
 from models.decoding.verification import base, mentored, token
-from tests.models.decoding.verification.enumeration import EXACT, fails
+from tests.models.decoding.verification.enumeration import EXACT, fails, planted
 from tests.models.decoding.verification.laws import (
     DEEP,
     Check,
@@ -145,7 +145,25 @@ def check_ends(code: SimpleNamespace) -> None:
             assert np.abs(laws[-1] - q).max() < EXACT
 
 
+def check_classes(code: SimpleNamespace) -> None:
+    """A vocabulary too large to be sorted: a distribution, within the bound and near the law by sorting."""
+    generator = torch.Generator().manual_seed(5)
+    logits = 3 * torch.randn(2, 2, 12_000, generator=generator, dtype=torch.float64)
+    q = (logits + torch.randn(logits.shape, generator=generator)).softmax(dim=-1)
+    p = torch.where(logits > -1.0, logits, -torch.inf).softmax(dim=-1)  # a part of q is outside p's support
+    q = torch.where(logits < 6.0, q, 0.0)
+    q = q / q.sum(dim=-1, keepdim=True)
+    for kl_bound in (0.2, 0.7, np.inf):
+        nu = code.MentoredDecoding(kl_bound).law(p, q, *code.mentor_bounds(p, q, kl_bound))
+        assert (nu.sum(dim=-1) - 1.0).abs().max() < EXACT
+        for index in np.ndindex(2, 2):
+            exact = law_of(SORTING, p[index].numpy(), q[index].numpy(), kl_bound)
+            assert tv(nu[index].numpy(), exact) < 1e-4
+            assert abs(divergence(p[index].numpy(), nu[index].numpy()) - divergence(p[index].numpy(), exact)) < 1e-4
+
+
 CHECKS: list[Check] = [
+    check_classes,
     check_rows,
     check_ends,
     check_optimal,
@@ -155,6 +173,7 @@ CHECKS: list[Check] = [
     check_deep_law,
 ]
 REAL = SimpleNamespace(**(vars(base) | vars(token) | vars(mentored)))
+SORTING = planted(["base", "token", "mentored"], "many = p.shape[-1] > NUM_CLASSES", "many = False")
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -188,6 +207,10 @@ PLANTED = {
         "return mentor_bounds(p_BKV, q_BKV, self.kl_bound)",
         "return tuple(s.amin(dim=0, keepdim=True).expand(s.shape) for s in mentor_bounds(p_BKV, q_BKV, self.kl_bound))",
     ),
+    "classes: all by q": ("empty.scatter_add(-1, index, p)", "empty.scatter_add(-1, index, q)"),
+    "classes: too wide": (">> 15) - ((127 - 16) << 8)", ">> 20) - ((127 - 16) << 3)"),
+    "classes: lower not made exact": ("range(2)", "range(0)"),
+    "classes: slope of the whole": (".sign_().clamp_(min=0.0).mul_(p)", ".sign_().mul_(p)"),
     "distance by upper": ("((1.0 - lower) * p)", "((1.0 - stats[1]).abs() * p)"),
     "residual (p - q)+": ("return (self.law(p, q, *stats) - q).clamp(min=0.0)", "return (p - q).clamp(min=0.0)"),
     "accepts as lossless": ("return acceptance_probs(self.law(p, q, *stats), q)", "return acceptance_probs(p, q)"),
