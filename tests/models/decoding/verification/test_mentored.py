@@ -92,7 +92,8 @@ def check_strict_end(code: SimpleNamespace) -> None:
 def law_of(code: SimpleNamespace, p: np.ndarray, q: np.ndarray, kl_bound: float) -> np.ndarray:
     """nu, by the code."""
     p_V, q_V = torch.tensor(p), torch.tensor(q)
-    return code.MentoredDecoding(kl_bound).law(p_V, q_V, *code.mentor_bounds(p_V, q_V, kl_bound)).numpy()
+    rule = code.MentoredDecoding(kl_bound)
+    return rule.law(p_V, q_V, *rule.prepare(None, p_V, q_V)).numpy()
 
 
 def contexts() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -154,11 +155,15 @@ def check_classes(code: SimpleNamespace) -> None:
     q = torch.where(logits < 6.0, q, 0.0)
     q = q / q.sum(dim=-1, keepdim=True)
     for kl_bound in (0.2, 0.7, np.inf):
-        nu = code.MentoredDecoding(kl_bound).law(p, q, *code.mentor_bounds(p, q, kl_bound))
+        rule = code.MentoredDecoding(kl_bound)
+        stats = rule.prepare(None, p, q)
+        nu = rule.law(p, q, *stats)
         assert (nu.sum(dim=-1) - 1.0).abs().max() < EXACT
+        assert (rule.distance(p, q, *stats) - (nu - p).abs().sum(dim=-1) / 2).abs().max() < EXACT
         for index in np.ndindex(2, 2):
             exact = law_of(SORTING, p[index].numpy(), q[index].numpy(), kl_bound)
             assert tv(nu[index].numpy(), exact) < 1e-4
+            assert divergence(p[index].numpy(), nu[index].numpy()) <= kl_bound + EXACT
             assert abs(divergence(p[index].numpy(), nu[index].numpy()) - divergence(p[index].numpy(), exact)) < 1e-4
 
 
@@ -184,7 +189,7 @@ def test_mentored_decoding_is_exact(check: Check) -> None:
 PLANTED = {
     "KL of nu from p": ("-torch.xlogy(p_lifted, lower)", "torch.xlogy(p_lifted, lower)"),
     "bound ignored": ("(kl <= kl_bound)", "(kl <= kl)"),
-    "upper and lower swapped": ("lower, upper = stats", "upper, lower = stats"),
+    "upper and lower swapped": ("lower, upper, share = stats", "upper, lower, share = stats"),
     "no upper": (".clamp_(min=q, max=upper * p)", ".clamp_(min=q)"),
     "no lower, so not normalised": (
         "return (lower * p).clamp_(min=q, max=upper * p)",
@@ -204,13 +209,15 @@ PLANTED = {
     "takes the end beyond the bound": ("edges.gather(-1, num_within - 1)", "edges.gather(-1, num_within)"),
     "too few rounds": ("NUM_ROUNDS, NUM_PARTS = 15, 16", "NUM_ROUNDS, NUM_PARTS = 7, 16"),
     "one bound for all rows": (
-        "return mentor_bounds(p_BKV, q_BKV, self.kl_bound)",
-        "return tuple(s.amin(dim=0, keepdim=True).expand(s.shape) for s in mentor_bounds(p_BKV, q_BKV, self.kl_bound))",
+        "lower, upper = mentor_bounds(p_BKV, q_BKV, self.kl_bound)",
+        "lower, upper = (s.amin(0, True).expand(s.shape) for s in mentor_bounds(p_BKV, q_BKV, self.kl_bound))",
     ),
     "classes: all by q": ("empty.scatter_add(-1, index, p)", "empty.scatter_add(-1, index, q)"),
     "classes: too wide": (">> 15) - ((127 - 16) << 8)", ">> 20) - ((127 - 16) << 3)"),
     "classes: lower not made exact": ("range(2)", "range(0)"),
     "classes: slope of the whole": (".sign_().clamp_(min=0.0).mul_(p)", ".sign_().mul_(p)"),
+    "classes: bound passed": ("(kl_bound / kl.clamp(min=kl_bound))", "torch.ones_like(kl)"),
+    "classes: distance of the whole": (" * share[..., 0].double()", ""),
     "distance by upper": ("((1.0 - lower) * p)", "((1.0 - stats[1]).abs() * p)"),
     "residual (p - q)+": ("return (self.law(p, q, *stats) - q).clamp(min=0.0)", "return (p - q).clamp(min=0.0)"),
     "accepts as lossless": ("return acceptance_probs(self.law(p, q, *stats), q)", "return acceptance_probs(p, q)"),
