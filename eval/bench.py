@@ -24,13 +24,14 @@ from models.checkpoint import load_heads, read_config
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.sampling import SamplingParams
+from models.decoding.verification.options import VerifierOptions, make_rule
 from models.heads import DraftHead
 from models.target import Target, TargetOptions, load_target
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions
 
 DRAFTERS = ("none", "heads")
-VERIFIERS = ("lossless",)
+LOSSLESS = "lossless"
 
 
 @dataclass
@@ -38,13 +39,6 @@ class DrafterOptions:
     """Where drafted tokens come from."""
 
     kind: str = "none"
-
-
-@dataclass
-class VerifierOptions:
-    """The rule that judges a block."""
-
-    kind: str = "lossless"
 
 
 @dataclass
@@ -81,8 +75,16 @@ def check_options(config: BenchConfig) -> dict[str, int]:
     """The lengths of answers that are asked for. ValueError for an option out of range, before any model loads."""
     if config.drafter.kind not in DRAFTERS:
         raise ValueError(f"drafter.kind={config.drafter.kind!r} is unknown; choose one of {', '.join(DRAFTERS)}")
-    if config.verifier.kind not in VERIFIERS:
-        raise ValueError(f"verifier.kind={config.verifier.kind!r} is unknown; choose one of {', '.join(VERIFIERS)}")
+    rule = make_rule(config.verifier)
+    if not rule.is_lossless and config.temperature == 0:
+        raise ValueError(
+            f"verifier={config.verifier.kind} with temperature=0: greedy decoding leaves nothing to relax; set a "
+            "temperature above 0, or verifier=lossless"
+        )
+    if config.verifier.kind != LOSSLESS and config.drafter.kind == "none":
+        raise ValueError(
+            f"verifier={config.verifier.kind} has no drafts to judge; add drafter=heads, or leave out verifier"
+        )
     draft_token_counts(config.num_draft_tokens)
     if not config.splits or set(config.splits) - set(SPLITS) or len(set(config.splits)) < len(config.splits):
         raise ValueError(f"splits={config.splits} must name each of {', '.join(SPLITS)} at most once, and one of them")
@@ -132,9 +134,13 @@ def make_methods(target: Target, head: DraftHead | None, config: BenchConfig) ->
         name = f"transformers prompt lookup, {config.prompt_lookup_tokens} tokens"
         methods.append(GenerateMethod(name, target, sampling, batch_size, config.prompt_lookup_tokens))
     if head is not None:
+        # Lossless token verification is the yardstick of every other rule.
+        verifiers = [VerifierOptions()] + [config.verifier] * (config.verifier.kind != LOSSLESS)
         for count in draft_token_counts(config.num_draft_tokens) or [head.num_draft_tokens]:
-            decoder = Decoder(target, HeadsDrafter(head), count)
-            methods.append(DecoderMethod(f"heads {config.verifier.kind}, K = {count}", decoder, sampling, batch_size))
+            for verifier in verifiers:
+                rule = make_rule(verifier)
+                decoder = Decoder(target, HeadsDrafter(head), count, rule, verifier.distance_budget)
+                methods.append(DecoderMethod(f"heads {verifier.kind}, K = {count}", decoder, sampling, batch_size))
     return [*methods, BareForward(target, batch_size)]
 
 
@@ -198,6 +204,7 @@ def _legend(session: Session, target: Target, config: BenchConfig, run: dict[str
         "fresh: new prompts about what training prompts are about. Other groups: held-out prompts.",
         "gap: furthest, in logits, that one of two differing tokens lay below the target's best one.",
         f"peak: {session.memory_kind}.",
+        "distance / token: bound on the total variation between a relaxed rule's output law and the target's, a token.",
         f"{run['command']}",
         f"commit {run['commit']}; {run['hardware']}, {run['threads']} threads; {versions}",
     ]

@@ -1,6 +1,7 @@
 """`python -m scripts.generate CHECKPOINT --prompt "..."`: one prompt in, its answer out as it comes.
 
-Tokens that the heads drafted and the target accepted are coloured. The last line (stderr) tells the speed.
+Tokens that the heads drafted and the target accepted are green; yellow are those that only a relaxed rule
+(`--verifier`) accepts. The last line (stderr) tells the speed, and what a relaxed rule spent.
 """
 
 import argparse
@@ -14,34 +15,39 @@ from typing import TextIO
 
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from models.checkpoint import load_heads, read_config
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.rows import DecodeResult, GenerationParams
+from models.decoding.processors import ProcessorParams
+from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer, IncrementalText
-from models.target import DTYPES, Target, TargetOptions, load_target
+from models.decoding.verification.options import RULES, VerifierOptions, make_rule
+from models.target import AUTO, DTYPES, Target, TargetOptions, load_target
 from train.data import Prompt, render_prompt
 
-MODELS = Path(__file__).resolve().parent.parent / "conf" / "model"
-GREEN, RESET = "\x1b[32m", "\x1b[0m"
+CONF = Path(__file__).resolve().parent.parent / "conf"
+GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
+COLOURS: dict[TokenVerdict, str] = {"accepted": GREEN, "relaxed": YELLOW}
 INTERRUPTED = 130
 
 
 class Printer:
-    """Writes text as its tokens come, whole characters only; in green what was drafted and accepted."""
+    """Writes text as its tokens come, whole characters only; in colour what was drafted and accepted."""
 
     def __init__(self, tokenizer: Detokenizer, write: Callable[[str], object], is_coloured: bool) -> None:
         self._text = IncrementalText(tokenizer)
         self._write = write
         self._is_coloured = is_coloured
 
-    def __call__(self, index: int, tokens: Sequence[int], accepted: Sequence[bool]) -> None:
+    def __call__(self, index: int, tokens: Sequence[int], verdicts: Sequence[TokenVerdict]) -> None:
         """Take in a block. A character of several tokens has the colour of its last one."""
-        for token, is_accepted in zip(tokens, accepted, strict=True):
+        for token, verdict in zip(tokens, verdicts, strict=True):
             if piece := self._text.add(token):
-                self._write(f"{GREEN}{piece}{RESET}" if is_accepted and self._is_coloured else piece)
+                colour = COLOURS.get(verdict) if self._is_coloured else None
+                self._write(f"{colour}{piece}{RESET}" if colour else piece)
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -51,13 +57,28 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 def find_target(name: str) -> TargetOptions:
     """A model of conf/model by its file's name or its own, else a local folder or a name of the hub."""
-    for path in sorted(MODELS.glob("*.yaml")):
+    for path in sorted((CONF / "model").glob("*.yaml")):
         merged = OmegaConf.merge(OmegaConf.structured(TargetOptions), OmegaConf.load(path))
         options = OmegaConf.to_object(merged)
         assert isinstance(options, TargetOptions)
         if name in (path.stem, options.name):
             return options
     return TargetOptions(name=name)
+
+
+def find_verifier(words: Sequence[str]) -> VerifierOptions:
+    """NAME [option=value ...]: a rule of conf/verifier, with other values for some of its options."""
+    path = CONF / "verifier" / f"{words[0]}.yaml"
+    if not path.is_file():
+        raise ValueError(f"--verifier {words[0]} is unknown; choose one of {', '.join(RULES)}")
+    schema = OmegaConf.structured(VerifierOptions)
+    try:
+        merged = OmegaConf.merge(schema, OmegaConf.load(path), OmegaConf.from_dotlist(list(words[1:])))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"--verifier {' '.join(words)}: {str(error).splitlines()[0]}") from error
+    options = OmegaConf.to_object(merged)
+    assert isinstance(options, VerifierOptions)
+    return options
 
 
 def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
@@ -68,6 +89,8 @@ def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
         by_place = " ".join(f"{share:.2f}" for share in counters.acceptance_by_place)
         parts.append(f"mean block length {counters.mean_block_length:.2f}")
         parts.append(f"acceptance {counters.acceptance_rate:.2f} (kept at place 1, 2, ...: {by_place})")
+        if result.certificate:
+            parts.append(f"{counters.relaxed} relaxed, distance from the target at most {result.certificate:.2f}")
         parts += ["green: drafted and accepted"] * is_coloured
     return "; ".join(parts)
 
@@ -79,7 +102,14 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     options = replace(options, dtype=arguments.dtype or options.dtype, device=arguments.device or options.device)
     target = load_target(options)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
-    params = GenerationParams(arguments.max_new_tokens, sampling, arguments.seed)
+    processors = ProcessorParams(
+        repetition_penalty=arguments.repetition_penalty,
+        frequency_penalty=arguments.frequency_penalty,
+        presence_penalty=arguments.presence_penalty,
+        no_repeat_ngram_size=arguments.no_repeat_ngram_size,
+        min_new_tokens=arguments.min_new_tokens,
+    )
+    params = GenerationParams(arguments.max_new_tokens, sampling, arguments.seed, processors=processors)
     is_coloured = wants_colour(stdout, os.environ)
 
     def write(text: str) -> None:
@@ -100,7 +130,8 @@ def _make_decoder(target: Target, arguments: argparse.Namespace) -> Decoder:
         return Decoder(target)
     head = load_heads(arguments.checkpoint, target)
     num_draft_tokens = head.num_draft_tokens if arguments.num_draft_tokens is None else arguments.num_draft_tokens
-    return Decoder(target, HeadsDrafter(head), num_draft_tokens)
+    verifier = find_verifier(arguments.verifier)
+    return Decoder(target, HeadsDrafter(head), num_draft_tokens, make_rule(verifier), verifier.distance_budget)
 
 
 def _as_prompt(text: str, is_raw: bool) -> Prompt:
@@ -117,14 +148,26 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--plain", action="store_true", help="decode without the heads")
     parser.add_argument("-K", "--num-draft-tokens", type=int, metavar="K", help="drafted tokens in a block")
+    parser.add_argument(
+        "--verifier",
+        nargs="+",
+        default=["lossless"],
+        metavar=("NAME", "OPTION=VALUE"),
+        help=f"the rule that judges drafts ({', '.join(RULES)}), and its options, such as distance_budget=2",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     parser.add_argument("--top-k", type=int, default=0, help="0 is off")
     parser.add_argument("--top-p", type=float, default=1.0, help="1 is off")
     parser.add_argument("--min-p", type=float, default=0.0, help="0 is off")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="of prompt and output; 1 is off")
+    parser.add_argument("--frequency-penalty", type=float, default=0.0, help="per occurrence in the output; 0 is off")
+    parser.add_argument("--presence-penalty", type=float, default=0.0, help="for any occurrence there; 0 is off")
+    parser.add_argument("--no-repeat-ngram-size", type=int, default=0, metavar="N", help="0 is off")
+    parser.add_argument("--min-new-tokens", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", help="hub name, local folder or file in conf/model, if not the checkpoint's own")
-    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--dtype", choices=(AUTO, *DTYPES))
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     return parser.parse_args(words)

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
+from models.target import AUTO, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, answer_spans, simulate
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
@@ -33,7 +34,8 @@ class TrainerOptions:
     """What a user sets of transformers' TrainingArguments, by the same names where they have one.
 
     max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without
-    a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights.
+    a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights, on
+    a machine that has them (see `models.target.resolve_dtype`).
     max_length: tokens of prompt and answer that are used. start_tokens: training text that the first weights of an mtp
     head are fitted to, 0 for none.
     """
@@ -251,7 +253,7 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, repor
         metric_for_best_model=BEST_METRIC,
         greater_is_better=True,
         logging_steps=options.logging_steps,
-        bf16=options.autocast,
+        bf16=options.autocast and resolve_dtype(AUTO, device) == "bfloat16",
         use_cpu=device == "cpu",
         seed=options.seed,
         data_seed=options.seed,

@@ -24,10 +24,15 @@ MAX_TEXTS = 2**20  # a model of more texts than this is a mistake in the argumen
 
 @dataclass(frozen=True)
 class EnumerableModel:
-    """Target and drafter by their tables: p[d], q[d] of shape [M, V**d, V], float64, given each text of d tokens."""
+    """Target and drafter by their tables: p[d], q[d] of shape [M, V**d, V], float64, given each text of d tokens.
+
+    tells_q: whether rules see q. Where they do not, a drafted token is judged as if it had been certain (q = one-hot),
+    as with a drafter that has no distribution; it is drawn from q all the same.
+    """
 
     p: tuple[Tensor, ...]
     q: tuple[Tensor, ...]
+    tells_q: bool = True
 
     @property
     def num_models(self) -> int:
@@ -179,7 +184,7 @@ def every_draft(model: EnumerableModel, start: int, num_draft_tokens: int) -> Bl
     uniforms_BT = torch.zeros(num_rows, num_draft_tokens + 1, dtype=torch.float64)
     return Block(
         target_probs_BTV=places(model.p[start : end + 1]),
-        draft_probs_BKV=places(model.q[start:end]),
+        draft_probs_BKV=places(model.q[start:end]) if model.tells_q else None,
         draft_tokens_BK=draft_NK.repeat(num_models, 1),
         num_drafted_B=torch.full((num_rows,), num_draft_tokens),
         uniforms_BK=uniforms_BT[:, 1:],

@@ -17,18 +17,21 @@ from eval.theory.enumerable import EnumerableModel, every_draft
 from models.decoding.verification.base import total_variation
 from models.decoding.verification.token import LawRule, TokenRule, spend_budget
 
+ROUNDING = 1e-12  # float64, sums over a small vocabulary
+
 
 @dataclass(frozen=True)
 class Place:
     """What a rule does at one place of a block, after every text that reaches it.
 
-    kept_MNV: q a, probability that x is drafted and accepted. recovered_MNV: that something is rejected and x drawn in
-    its stead. distance_MN: what the place adds to the certificate.
+    kept_MNV: q a, probability that a token is drafted and accepted. recovered_MNXV: that drafted token x is rejected
+    and another drawn in its place. distance_MNX: what the place adds to the certificate. X = 1 where it makes no
+    difference which token is rejected (its entry stands for all), else X = V.
     """
 
     kept_MNV: Tensor
-    recovered_MNV: Tensor
-    distance_MN: Tensor
+    recovered_MNXV: Tensor
+    distance_MNX: Tensor
 
 
 def judge_places(
@@ -57,12 +60,37 @@ def judge_places(
             kept = share * kept + (1.0 - share) * torch.minimum(p, q)
             recovered = share * recovered + (1.0 - share) * (p - q).clamp(min=0.0)
 
-    def at(place: int, values_BK: Tensor) -> Tensor:
-        """Place k does not depend on the drafted tokens k, k + 1, ..: one row of those that differ in them."""
-        rows_MN = values_BK[:, place].unflatten(0, (model.num_models, -1))
-        return rows_MN[:, :: model.vocab_size ** (num_draft_tokens - place)]
+    return [
+        _place(model, start + k, *(values[:, k] for values in (kept, recovered, distances_BK)))
+        for k in range(num_draft_tokens)
+    ]
 
-    return [Place(at(k, kept), at(k, recovered), at(k, distances_BK)) for k in range(num_draft_tokens)]
+
+def _place(model: EnumerableModel, length: int, kept_BV: Tensor, recovered_BV: Tensor, distance_B: Tensor) -> Place:
+    """One place, after texts of `length` tokens, from rows that spell out the whole block."""
+    if model.tells_q:
+        kept_MNV, recovered_MNV, distance_MN = (
+            _once(model, length, rows) for rows in (kept_BV, recovered_BV, distance_B)
+        )
+        return Place(kept_MNV, recovered_MNV[:, :, None], distance_MN[..., None])
+    # The rule takes the drafted token for certain, so that token itself makes a difference.
+    q_MNX = model.q[length]
+    kept_MNXV, recovered_MNXV, distance_MNX = (
+        _once(model, length + 1, rows).unflatten(1, q_MNX.shape[1:]) for rows in (kept_BV, recovered_BV, distance_B)
+    )
+    accept_MNX = kept_MNXV.diagonal(dim1=2, dim2=3)
+    return Place(q_MNX * accept_MNX, q_MNX[..., None] * recovered_MNXV, distance_MNX)
+
+
+def _once(model: EnumerableModel, length: int, rows: Tensor) -> Tensor:
+    """[B, ..] of the block's whole texts -> [M, N, ..] of their first `length` tokens, on which alone it may depend."""
+    groups = rows.unflatten(0, (model.num_models, model.vocab_size**length, -1))
+    if ((groups - groups[:, :, :1]).abs() > ROUNDING).any():
+        raise ValueError(
+            "the rule judges a place by the token drafted there, or by later ones: if it takes drafted tokens for "
+            "certain, make the model with tells_q=False; if it looks ahead, its law is not known."
+        )
+    return groups[:, :, 0]
 
 
 def expected_accepted(model: EnumerableModel, rule: TokenRule, num_draft_tokens: int, start: int = 0) -> Tensor:
@@ -102,12 +130,13 @@ def expected_accepted_blockwise(model: EnumerableModel, num_draft_tokens: int, s
     """
     block = every_draft(model, start, num_draft_tokens)
     p_BTV, q_BKV = block.target_probs_BTV, block.dense_draft_probs()
-    draft_B = model.target_law(start).repeat_interleave(model.vocab_size**num_draft_tokens, dim=1).flatten()
-    weight_B = torch.ones_like(draft_B)
+    draft_MN = model.target_law(start)
+    for q_MNV in model.q[start : start + num_draft_tokens]:
+        draft_MN = (draft_MN[..., None] * q_MNV).flatten(1)
+    weight_B = torch.ones_like(draft_MN).flatten()
     fails = []  # 1 - h_i for i = 1 .. K
     for k, token_B in enumerate(block.draft_tokens_BK.unbind(dim=1)):
         p_x_B, q_x_B = (probs[:, k].gather(1, token_B[:, None])[:, 0] for probs in (p_BTV, q_BKV))
-        draft_B = draft_B * q_x_B
         weight_B = torch.where(q_x_B > 0, weight_B * p_x_B / q_x_B, 0.0).clamp(max=1.0)
         if k == num_draft_tokens - 1:
             fails.append(1.0 - weight_B)
@@ -116,10 +145,8 @@ def expected_accepted_blockwise(model: EnumerableModel, num_draft_tokens: int, s
             total_B = surplus_B + 1.0 - weight_B
             # 0 / 0 where w = 1 and p = q at the next place: more than i tokens are then kept for certain.
             fails.append(torch.where(total_B > 0, (1.0 - weight_B) / total_B, 0.0))
-    expected_B = torch.zeros_like(draft_B)
-    for k in range(num_draft_tokens):
-        expected_B = expected_B + draft_B * (1.0 - torch.stack(fails[k:]).prod(dim=0))
-    return expected_B.unflatten(0, (model.num_models, -1)).sum(dim=1)
+    kept_KB = torch.stack([1.0 - torch.stack(fails[k:]).prod(dim=0) for k in range(num_draft_tokens)])
+    return (draft_MN * kept_KB.sum(dim=0).view_as(draft_MN)).sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -181,13 +208,16 @@ def _follow_block(
     spent_MN: Tensor,
     budget: float | None,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each number of kept tokens: (it, P of every text after the block, certificate after that text)."""
+    """Each way that the block can end: (tokens kept, P of every text after it, certificate after that text)."""
     left_MN = None if budget is None else budget - spent_MN
     places = judge_places(model, rule, start, num_drafted, left_MN) if num_drafted else []
     for num_kept, place in enumerate(places):
-        spent_MN = (spent_MN + place.distance_MN).repeat_interleave(model.vocab_size, dim=1)
-        yield num_kept, (weight_MN[..., None] * place.recovered_MNV).flatten(1), spent_MN
+        total_MNX = spent_MN[..., None] + place.distance_MNX
+        for recovered_MNV, total_MN in zip(place.recovered_MNXV.unbind(dim=2), total_MNX.unbind(dim=2), strict=True):
+            weight = (weight_MN[..., None] * recovered_MNV).flatten(1)
+            yield num_kept, weight, total_MN.repeat_interleave(model.vocab_size, dim=1)
         weight_MN = (weight_MN[..., None] * place.kept_MNV).flatten(1)
+        spent_MN = total_MNX.expand_as(place.kept_MNV).flatten(1)
     bonus_MN = (weight_MN[..., None] * model.p[start + num_drafted]).flatten(1)
     yield num_drafted, bonus_MN, spent_MN.repeat_interleave(model.vocab_size, dim=1)
 

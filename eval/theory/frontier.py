@@ -124,6 +124,8 @@ def _expect(weights_MNV: Tensor, next_MNV2: Tensor) -> Tensor:
 
 
 def _require_support(model: EnumerableModel) -> None:
+    if not model.tells_q:
+        raise ValueError("tells_q=False: an ensemble needs a drafter whose q is told.")
     if any(((p == 0) & (q > 0)).any() for p, q in zip(model.p, model.q, strict=True)):
         raise ValueError(
             "q gives a token that p gives probability 0: the frontier is linear in w only where q's support lies in "

@@ -139,7 +139,9 @@ def _with_logprobs(
     tokens_BT1 = torch.tensor(padded, device=raw_BTV.device)[..., None]
     model_BT = (raw_BTV.gather(2, tokens_BT1)[..., 0] - raw_BTV.logsumexp(dim=-1)).tolist()
     target_BT = (
-        torch.zeros(tokens_BT1.shape[:2]) if probs_BTV is None else probs_BTV.gather(2, tokens_BT1)[..., 0].log()
+        torch.zeros(tokens_BT1.shape[:2])
+        if probs_BTV is None
+        else probs_BTV.gather(2, tokens_BT1)[..., 0].double().log()
     )
     verify_BT = target_BT if verdict.verify_probs_BT is None else verdict.verify_probs_BT.log()
     target, verify = target_BT.tolist(), verify_BT.tolist()

@@ -155,8 +155,8 @@ class DraftHead(nn.Module, ABC):
     def draft_step(self, state: HeadState, tokens_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """The block's next draft step: head state [B, H], and logits [B, V], float32.
 
-        The logits are -inf outside the draft vocabulary. tokens_B: None starts a block, else what the last step drafted.
-        ValueError past what the head was trained for.
+        The logits are -inf outside the draft vocabulary. tokens_B: None starts a block, else what the last step
+        drafted. ValueError past what the head was trained for.
         """
         state.step = 1 if tokens_B is None else state.step + 1
         if state.step > self.num_draft_tokens and not self.recursive:

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ from models.decoding.verification.base import Block, Rule
 from models.decoding.verification.blockwise import BlockVerification
 from models.decoding.verification.ensemble import StaticEnsemble
 from models.decoding.verification.lenience import Lenience
+from models.decoding.verification.thresholds import ThresholdSampling
 from models.tiny import make_tiny_target
 from tests.models.decoding.verification import sequences
 from tests.models.decoding.verification.enumeration import EXACT, Text, fails
@@ -36,6 +38,11 @@ RULES = [
     (StaticEnsemble(1.0), sequences.static_ensemble(1.0), True),
     (StaticEnsemble(0.3), sequences.static_ensemble(0.3), True),
     (Lenience(0.4), sequences.lenience(0.4), False),
+]
+# for drafters that do not tell q
+HIDDEN_RULES = [
+    (StaticEnsemble(0.3), sequences.static_ensemble(0.3), True),
+    (ThresholdSampling(0.6, 0.7), sequences.two_thresholds(0.6, 0.7), False),
 ]
 
 
@@ -60,23 +67,24 @@ def as_dicts(model: enumerable.EnumerableModel, number: int) -> sequences.Tables
 
 def check_sequences(code: SimpleNamespace) -> None:
     """Law, accepted tokens, blocks and certificates of whole decodes equal those of the rules' own verdicts."""
-    model = make_model(code, 2, vocab_size=3, depth=3, seed=1, zero_share=0.2)
-    for rule, state, is_law in RULES:
+    told = make_model(code, 2, vocab_size=3, depth=3, seed=1, zero_share=0.2)
+    hidden = replace(told, tells_q=False)
+    for model, (rule, state, is_law) in [*((told, case) for case in RULES), *((hidden, case) for case in HIDDEN_RULES)]:
         for num_draft_tokens, budget in [(1, None), (2, None), (1, 0.15), (2, 0.15)]:
             outcome = code.decode_exactly(model, rule, 3, num_draft_tokens, budget)
-            for number in range(model.num_models):
-                tally = sequences.decode_by_verdicts(
-                    rule, state, is_law, as_dicts(model, number), 3, num_draft_tokens, budget
-                )
-                law = [tally.law[text] for text in itertools.product(range(3), repeat=3)]
-                assert np.abs(outcome.law_MN[number].numpy() - law).max() < EXACT
-                for ours, theirs in [
-                    (outcome.accepted_M, tally.accepted),
-                    (outcome.blocks_M, tally.blocks),
-                    (outcome.certificate_M, tally.certificate),
-                    (outcome.largest_certificate_M, tally.largest),
-                ]:
-                    assert abs(float(ours[number]) - theirs) < EXACT
+            number = num_draft_tokens - 1
+            tally = sequences.decode_by_verdicts(
+                rule, state, is_law, as_dicts(model, number), 3, num_draft_tokens, budget, model.tells_q
+            )
+            law = [tally.law[text] for text in itertools.product(range(3), repeat=3)]
+            assert np.abs(outcome.law_MN[number].numpy() - law).max() < EXACT
+            for ours, theirs in [
+                (outcome.accepted_M, tally.accepted),
+                (outcome.blocks_M, tally.blocks),
+                (outcome.certificate_M, tally.certificate),
+                (outcome.largest_certificate_M, tally.largest),
+            ]:
+                assert abs(float(ours[number]) - theirs) < EXACT
 
 
 def check_accepted(code: SimpleNamespace) -> None:
@@ -313,8 +321,16 @@ PLANTED = {
     ),
     "bonus from q": ("* model.p[start + num_drafted]).flatten(1)", "* model.q[start + num_drafted]).flatten(1)"),
     "rejected place free of charge": (
-        "yield num_kept, (weight_MN[..., None] * place.recovered_MNV).flatten(1), spent_MN",
-        "yield num_kept, (weight_MN[..., None] * place.recovered_MNV).flatten(1), torch.zeros_like(spent_MN)",
+        "yield num_kept, weight, total_MN.repeat",
+        "yield num_kept, weight, spent_MN.repeat",
+    ),
+    "certificate of another token": (
+        "zip(place.recovered_MNXV.unbind(dim=2)",
+        "zip(place.recovered_MNXV.flip(2).unbind(dim=2)",
+    ),
+    "token drafted for certain": (
+        "q_MNX * accept_MNX, q_MNX[..., None] * recovered_MNXV",
+        "accept_MNX, recovered_MNXV",
     ),
     "budget anew in every block": ("budget - spent_MN", "budget - 0.0 * spent_MN"),
     "budget not spent within a block": (
@@ -484,6 +500,10 @@ def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         exact.expected_accepted(model, StaticEnsemble(0.5), 2)
     with pytest.raises(ValueError, match="depth=5 or more"):
         exact.decode_exactly(model, StaticEnsemble(0.5), 5, 2)
+    with pytest.raises(ValueError, match="tells_q=False"):
+        exact.expected_accepted(make_model(REAL, 2, 3, 3), ThresholdSampling(0.6, 0.7), 2)
+    with pytest.raises(ValueError, match="tells_q=False"):
+        frontier.static_point(replace(model, tells_q=False), 2, 1, 0.5)
     with pytest.raises(ValueError, match="without top_k"):
         frontier.static_point(model, 2, 1, 0.5)
     with pytest.raises(ValueError, match=r"distance=-0\.1"):

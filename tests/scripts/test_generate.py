@@ -5,9 +5,10 @@ import io
 import pytest
 
 from models.checkpoint import save_heads
+from models.decoding.verification.options import RULES, make_rule
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target, make_tiny_tokenizer
-from scripts.generate import GREEN, RESET, Printer, find_target, main, wants_colour
+from scripts.generate import GREEN, RESET, YELLOW, Printer, find_target, find_verifier, main, wants_colour
 
 TOKENIZER = make_tiny_tokenizer()
 
@@ -34,7 +35,7 @@ def test_characters_come_whole(block: int) -> None:
     printer = Printer(TOKENIZER, pieces.append, is_coloured=False)
     for start in range(0, len(tokens), block):
         part = tokens[start : start + block]
-        printer(0, part, [False] * len(part))
+        printer(0, part, ["bonus"] * len(part))
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
     assert len(pieces) == len(text)
@@ -43,14 +44,15 @@ def test_characters_come_whole(block: int) -> None:
 def test_a_character_that_never_ends_is_not_printed() -> None:
     tokens = TOKENIZER("ok 한")["input_ids"][:-1]
     pieces: list[str] = []
-    Printer(TOKENIZER, pieces.append, is_coloured=False)(0, tokens, [False] * len(tokens))
+    Printer(TOKENIZER, pieces.append, is_coloured=False)(0, tokens, ["recovered"] * len(tokens))
     assert "".join(pieces) == "ok "
 
 
-def test_accepted_tokens_are_green() -> None:
+def test_accepted_tokens_are_coloured() -> None:
     pieces: list[str] = []
-    Printer(TOKENIZER, pieces.append, is_coloured=True)(0, TOKENIZER("abc")["input_ids"], [True, False, True])
-    assert pieces == [f"{GREEN}a{RESET}", "b", f"{GREEN}c{RESET}"]
+    printer = Printer(TOKENIZER, pieces.append, is_coloured=True)
+    printer(0, TOKENIZER("abc")["input_ids"], ["accepted", "recovered", "relaxed"])
+    assert pieces == [f"{GREEN}a{RESET}", "b", f"{YELLOW}c{RESET}"]
 
 
 def test_when_to_colour() -> None:
@@ -89,6 +91,35 @@ def test_sampling_repeats_by_seed(checkpoint: str, capsys: pytest.CaptureFixture
     assert outputs[0] == outputs[1] != outputs[2]
 
 
+def test_relaxed_rule_tells_what_it_spent(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [checkpoint, "--prompt", "x", "--max-new-tokens", "40", "--temperature", "1.2"]
+    outputs = []
+    for rule in (["lossless"], ["static", "target_weight=0.2"], ["static", "target_weight=0.2", "distance_budget=0"]):
+        assert main([*words, "--verifier", *rule]) == 0
+        captured = capsys.readouterr()
+        outputs.append(captured.out)
+        assert ("distance from the target at most" in captured.err) == (rule == ["static", "target_weight=0.2"])
+    assert outputs[0] == outputs[2] != outputs[1]
+
+
+def test_penalties_change_the_output(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And heads still write what plain decoding writes with them."""
+    words = [checkpoint, "--prompt", "x", "--max-new-tokens", "30"]
+    penalties = ["--repetition-penalty", "1.3", "--presence-penalty", "0.5", "--no-repeat-ngram-size", "2"]
+    outputs = []
+    for more in ([], penalties, [*penalties, "--plain"]):
+        assert main([*words, *more]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] != outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_shipped_rule_can_be_chosen(name: str) -> None:
+    options = find_verifier([name])
+    assert options.kind == name
+    make_rule(options)
+
+
 def test_prompt_comes_from_stdin(
     checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +141,16 @@ def test_prompt_comes_from_stdin(
         (["CHECKPOINT", "--prompt", "x", "-K", "0"], "num_draft_tokens=0"),
         (["CHECKPOINT", "--prompt", "x", "--top-p", "0"], "top_p=0.0"),
         (["CHECKPOINT", "--prompt", "x", "--threads", "0"], "--threads 0"),
+        (
+            ["CHECKPOINT", "--prompt", "x", "--verifier", "strict"],
+            "--verifier strict is unknown; choose one of lossless",
+        ),
+        (
+            ["CHECKPOINT", "--prompt", "x", "--verifier", "static", "lenience=0.5"],
+            "lenience=0.5 is no parameter of static",
+        ),
+        (["CHECKPOINT", "--prompt", "x", "--verifier", "static", "nope=1"], "--verifier static nope=1: "),
+        (["CHECKPOINT", "--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty=0.0"),
         (["CHECKPOINT", "--prompt", "x", "--target", "./no-such-folder"], "is not a folder"),
         (["CHECKPOINT", "--prompt", "x", "--dtype", "bfloat16"], ""),
     ],

@@ -71,6 +71,15 @@ def make_trainer(
     return cls(head, loss, SamplingParams(), args=arguments, train_dataset=rows, eval_dataset=rows)
 
 
+@pytest.mark.parametrize("is_native", [True, False])
+def test_autocast_only_where_the_machine_has_bfloat16(
+    is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: is_native)
+    assert training_arguments(TrainerOptions(autocast=True), tmp_path, "cpu", "none").bf16 == is_native
+    assert not training_arguments(TrainerOptions(autocast=False), tmp_path, "cpu", "none").bf16
+
+
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_learns_one_batch_by_heart(kind: str, tmp_path: Path) -> None:
     """The loss falls to its floor, drafts are then kept to the end, and the decoder says the same."""

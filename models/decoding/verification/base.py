@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,8 +44,7 @@ class Block:
         """q [B, K, V], one-hot where the drafter has no distribution."""
         if self.draft_probs_BKV is not None:
             return self.draft_probs_BKV
-        p = self.target_probs_BTV
-        return F.one_hot(self.draft_tokens_BK, p.shape[-1]).to(p.dtype)
+        return torch.zeros_like(self.target_probs_BTV[:, :-1]).scatter_(2, self.draft_tokens_BK[..., None], 1.0)
 
 
 @dataclass(frozen=True)

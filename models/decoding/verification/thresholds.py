@@ -1,5 +1,8 @@
 """Rules with a threshold on p: typical acceptance, probability gap, and SGLang's two thresholds.
 
+Comparisons over the vocabulary are made in place on a copy, so in p's dtype: with a bool tensor they, and what is made
+of it, take several times as long on a CPU.
+
 Shape suffixes: B rows, K drafted tokens, V vocabulary.
 """
 
@@ -8,15 +11,32 @@ from abc import abstractmethod
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.decoding.verification.base import Block, Verdict, acceptance_probs
 from models.decoding.verification.token import AcceptRule, Stats, verify_with
 
+CHUNK_TOKENS = 256
+
 
 def entropy_nats(p: Tensor) -> Tensor:
     """H(p) = -sum p ln p, [..., 1]; p = 0 adds nothing. (`torch.special.entr` takes twice the time.)"""
     return -p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(dim=-1, keepdim=True)
+
+
+def largest(p: Tensor, count: int) -> Tensor:
+    """The `count` largest values of p [..., V], descending, or all; p >= 0. Exact, in a fraction of `topk`'s time.
+
+    They lie in the `count` chunks of the vocabulary whose largest values are largest, so only those are searched.
+    """
+    vocab_size = p.shape[-1]
+    if vocab_size % CHUNK_TOKENS:
+        p = F.pad(p, (0, -vocab_size % CHUNK_TOKENS))
+    chunks = p.unflatten(-1, (-1, CHUNK_TOKENS))
+    best = chunks.amax(dim=-1).topk(min(count, chunks.shape[-2])).indices[..., None]
+    inside = chunks.gather(-2, best.expand(*best.shape[:-1], CHUNK_TOKENS)).flatten(-2)
+    return inside.topk(min(count, vocab_size)).values
 
 
 class LosslessOrThreshold(AcceptRule):
@@ -35,7 +55,7 @@ class LosslessOrThreshold(AcceptRule):
 
     @abstractmethod
     def meets(self, p: Tensor, threshold: Tensor) -> Tensor:
-        """Bool [..., V]: tokens that are always kept; none with p = 0."""
+        """[..., V]: 1 for tokens that are always kept, otherwise, and where p = 0, 0. In p's dtype, see the module."""
 
     def accept_stats(self, block: Block, p_BKV: Tensor, q_BKV: Tensor) -> Stats:
         """See `AcceptRule.accept_stats`."""
@@ -43,11 +63,12 @@ class LosslessOrThreshold(AcceptRule):
 
     def accept(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         """See `TokenRule.accept`."""
-        return torch.where(self.meets(p, stats[0]), 1.0, acceptance_probs(p, q))
+        return torch.maximum(self.meets(p, stats[0]), acceptance_probs(p, q))
 
     def refused(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         """See `AcceptRule.refused`."""
-        return (q - p).clamp_(min=0.0).masked_fill_(self.meets(p, stats[0]), 0.0)
+        rejected = self.meets(p, stats[0]).neg_().add_(1.0)
+        return rejected.mul_(q - p).clamp_(min=0.0)
 
 
 class TypicalAcceptance(LosslessOrThreshold):
@@ -73,7 +94,7 @@ class TypicalAcceptance(LosslessOrThreshold):
 
     def meets(self, p: Tensor, threshold: Tensor) -> Tensor:
         """See `LosslessOrThreshold.meets`."""
-        return p > threshold
+        return p.clone().gt_(threshold)
 
 
 class ProbabilityGap(LosslessOrThreshold):
@@ -97,12 +118,12 @@ class ProbabilityGap(LosslessOrThreshold):
         """See `LosslessOrThreshold.threshold`."""
         if self.top_k == 0:
             return torch.full_like(p_BKV[..., :1], math.inf)
-        top = torch.topk(p_BKV, min(self.top_k, p_BKV.shape[-1])).values
-        return torch.maximum(top[..., -1:], top[..., :1] - self.gap)
+        top = largest(p_BKV, self.top_k)
+        return torch.maximum(top[..., -1:], top[..., :1] - self.gap).clamp(min=torch.finfo(p_BKV.dtype).tiny)
 
     def meets(self, p: Tensor, threshold: Tensor) -> Tensor:
         """See `LosslessOrThreshold.meets`."""
-        return (p >= threshold) & (p > 0)
+        return p.clone().ge_(threshold)
 
 
 class ThresholdSampling(AcceptRule):

@@ -52,6 +52,16 @@ def lenience(factor: float) -> Statement:
     return state
 
 
+def two_thresholds(single: float, acc: float) -> Statement:
+    """For a one-hot q: a = min(1, p / acc), 1 where p >= single; a rejected token's place goes to p without it."""
+
+    def state(p: np.ndarray, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        accept = np.where(p >= single, 1.0, np.minimum(1.0, p / acc)) * (p > 0)
+        return accept, scaled(np.maximum(p - q, 0.0), 1.0 - (q * accept).sum())
+
+    return state
+
+
 def ratio(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """min(1, p / q), 0 where q is."""
     return np.minimum(1.0, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
@@ -86,10 +96,12 @@ def decode_by_verdicts(
     length: int,
     num_draft_tokens: int,
     budget: float | None = None,
+    tells_q: bool = True,
 ) -> Tally:
     """Decode `length` tokens block by block; no block drafts what could not be emitted.
 
     state, is_law: what the rule should do, and whether it is stated by its law. They say where the cells' edges lie.
+    tells_q: whether the rule sees what tokens are drafted from, or must take them for certain.
     """
     p, q = tables
     vocab_size = len(p[()])
@@ -109,19 +121,20 @@ def decode_by_verdicts(
                     continue
                 edges, final, unspent = [], cumulated(p[places[-1]]), left
                 for k, token in enumerate(draft):
-                    accept, residual, cost = within_budget(state, is_law, p[places[k]], q[places[k]], unspent)
+                    q_k = q[places[k]] if tells_q else np.eye(vocab_size)[token]
+                    accept, residual, cost = within_budget(state, is_law, p[places[k]], q_k, unspent)
                     edges.append([accept[token]])
                     final = final + cumulated(residual)
                     unspent -= cost
                 for combination in itertools.product(*(cells(place, rng) for place in edges), cells(final, rng)):
                     middles, sizes = zip(*combination, strict=True)
                     rows.append((text, spent, draft, left, middles, draft_weight * np.prod(sizes)))
-        states = _next_states(rule, rows, tables, length, num_draft_tokens, budget is not None, tally)
+        states = _next_states(rule, rows, tables, length, num_draft_tokens, budget is not None, tells_q, tally)
     return tally
 
 
 def _next_states(
-    rule: Rule, rows: list, tables: Tables, length: int, width: int, has_budget: bool, tally: Tally
+    rule: Rule, rows: list, tables: Tables, length: int, width: int, has_budget: bool, tells_q: bool, tally: Tally
 ) -> dict[tuple[Text, float], float]:
     """Let the rule judge all rows at once, and gather what they lead to."""
     p, q = tables
@@ -134,7 +147,9 @@ def _next_states(
     verdict = rule.verify(
         Block(
             torch.tensor(np.array([[p[context] for context in places] for places in contexts])),
-            torch.tensor(np.array([[q[context] for context in places[:-1]] for places in contexts])),
+            torch.tensor(np.array([[q[context] for context in places[:-1]] for places in contexts]))
+            if tells_q
+            else None,
             torch.tensor([[*row[2], *[0] * pad] for row, pad in zip(rows, padding, strict=True)]),
             torch.tensor([len(row[2]) for row in rows]),
             torch.tensor(uniforms, dtype=torch.float64),

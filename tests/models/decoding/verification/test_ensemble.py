@@ -19,6 +19,7 @@ from tests.models.decoding.verification.laws import (
     Check,
     Law,
     check_enumerated,
+    check_rows_apart,
     check_strict,
     check_verdicts,
     is_caught,
@@ -65,7 +66,11 @@ def check_dynamic(code: SimpleNamespace) -> None:
 
 
 def check_dynamic_law(code: SimpleNamespace) -> None:
-    check_enumerated(code.DynamicEnsemble(weigh), dynamic, (*SHAPES, *DEEP))
+    check_enumerated(code.DynamicEnsemble(weigh), dynamic, (*SHAPES, *DEEP[1:]))
+
+
+def check_rows(code: SimpleNamespace) -> None:
+    check_rows_apart(code.StaticEnsemble(0.3))
 
 
 def check_strict_end(code: SimpleNamespace) -> None:
@@ -112,6 +117,7 @@ CHECKS: list[Check] = [
     check_static,
     check_dynamic,
     check_trade,
+    check_rows,
     check_strict_end,
     check_static_law,
     check_dynamic_law,

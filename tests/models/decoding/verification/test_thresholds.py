@@ -215,17 +215,20 @@ PLANTED = {
     "the larger of epsilon and delta": (".clamp(max=self.epsilon)", ".clamp(min=self.epsilon)"),
     "epsilon ignored": (".clamp(max=self.epsilon)", ""),
     "delta ignored": ("(self.delta * torch.exp", "(torch.exp"),
-    "typical: at least": ("return p > threshold", "return p >= threshold"),
-    "typical: below": ("return p > threshold", "return p < threshold"),
-    "threshold or nothing": ("1.0, acceptance_probs(p, q))", "1.0, 0.0)"),
-    "refused though the threshold is met": (".masked_fill_(self.meets(p, stats[0]), 0.0)", ""),
-    "refused of the wrong sign": ("(q - p).clamp_(min=0.0).masked", "(p - q).clamp_(min=0.0).masked"),
+    "typical: at least": (".gt_(threshold)", ".ge_(threshold)"),
+    "typical: below": (".gt_(threshold)", ".lt_(threshold)"),
+    "threshold or nothing": (
+        "torch.maximum(self.meets(p, stats[0]), acceptance_probs(p, q))",
+        "self.meets(p, stats[0])",
+    ),
+    "refused though the threshold is met": ("rejected.mul_(q - p)", "(q - p)"),
+    "refused of the wrong sign": ("rejected.mul_(q - p)", "rejected.mul_(p - q)"),
     "gap or top-k": ("torch.maximum(top[..., -1:]", "torch.minimum(top[..., -1:]"),
     "gap below the k-th": ("top[..., :1] - self.gap", "top[..., -1:] - self.gap"),
     "gap as a factor": ("top[..., :1] - self.gap", "top[..., :1] * (1.0 - self.gap)"),
-    "one candidate too many": ("min(self.top_k, p_BKV", "min(self.top_k + 1, p_BKV"),
-    "gap: token with p = 0": ("return (p >= threshold) & (p > 0)", "return p >= threshold"),
-    "gap: the k-th left out": ("(p >= threshold) & (p > 0)", "(p > threshold) & (p > 0)"),
+    "one candidate too many": ("largest(p_BKV, self.top_k)", "largest(p_BKV, self.top_k + 1)"),
+    "gap: token with p = 0": (".clamp(min=torch.finfo(p_BKV.dtype).tiny)", ""),
+    "gap: the k-th left out": (".ge_(threshold)", ".gt_(threshold)"),
     "top_k = 0 keeps all": ("math.inf)\n", "0.0)\n"),
     "SGLang: q seen": ("verify_with(self, replace(block, draft_probs_BKV=None))", "verify_with(self, block)"),
     "SGLang: thresholds exchanged": ("(p >= self.threshold_single)", "(p >= self.threshold_acc)"),
@@ -247,6 +250,17 @@ def test_planted_fault_is_caught(fault: str) -> None:
     right, wrong = PLANTED[fault]
     mutant = planted(["base", "token", "thresholds"], right, wrong)
     assert any(fails(check, mutant) for check in CHECKS)
+
+
+@pytest.mark.parametrize("vocab_size", [5, 256, 700, 49152])
+def test_largest_is_what_sorting_gives(vocab_size: int) -> None:
+    """Any vocabulary, with ties and zeros, several of the largest in one chunk, and more asked for than there are."""
+    weights = torch.rand(2, 3, vocab_size, generator=torch.Generator().manual_seed(0))
+    weights[0] = (20 * weights[0]).floor() - 10
+    weights[1] += (torch.arange(vocab_size) // 256 == 1).float()
+    p = weights.clamp(min=0.0)
+    for count in (1, 3, 10, 300):
+        assert torch.equal(thresholds.largest(p, count), p.sort(descending=True).values[..., :count])
 
 
 def test_sglang_certificate_bounds_the_law_of_sampled_drafts() -> None:
