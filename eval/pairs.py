@@ -1,0 +1,99 @@
+"""From options to the pair that decodes, and to the trained ensemble heads that were made for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.points import DYNAMIC, Dynamic, Pair
+from eval.questions import TESTBED, task_name
+from models.checkpoint import heads_record, load_ensemble, load_heads, model_record, read_config
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.drafters.model import ModelDrafter, load_model_drafter
+from models.target import Target, TargetOptions, load_target
+from train.data import DataOptions
+from train.testbed import ensure_testbed
+
+DRAFTERS = ("heads", "model")
+DEFAULT_DRAFT_TOKENS = 4  # K of a draft model, which has none of its own
+
+
+def load_pair(
+    model: TargetOptions, drafter: str, heads_folder: Path, num_draft_tokens: int, work_dir: Path
+) -> tuple[Pair, dict[str, Any]]:
+    """Target and drafter, and the drafter's record. num_draft_tokens 0: the K of the heads, or 4.
+
+    The testbed is trained first where `work_dir` does not hold it yet.
+    """
+    if model.source == TESTBED:
+        bed = ensure_testbed(work_dir / TESTBED, model.seed)
+        return _model_pair(bed.target, ModelDrafter(bed.draft, bed.target), num_draft_tokens)
+    target = load_target(model)
+    if drafter == "model":
+        return _model_pair(target, load_model_drafter(model, target), num_draft_tokens)
+    head = load_heads(heads_folder, target)
+    pair = Pair(target, HeadsDrafter(head), num_draft_tokens or head.num_draft_tokens)
+    return pair, heads_record(heads_folder)
+
+
+def _model_pair(target: Target, drafter: ModelDrafter, num_draft_tokens: int) -> tuple[Pair, dict[str, Any]]:
+    pair = Pair(target, drafter, num_draft_tokens or DEFAULT_DRAFT_TOKENS, drafter.draft)
+    return pair, model_record(drafter.draft)
+
+
+def name_checkpoints(entries: Sequence[str]) -> dict[str, Path]:
+    """A point's name for each folder, or NAME=FOLDER. ValueError for what is no ensemble head, before models load."""
+    named: dict[str, Path] = {}
+    for entry in entries:
+        name, _, rest = entry.partition("=")
+        folder = Path(entry if not rest or Path(entry).is_dir() else rest)
+        config = read_config(folder)
+        if config.get("kind") != "ensemble":
+            raise ValueError(
+                f"checkpoints names {str(folder)!r}, which holds {config.get('kind')!r}, not an ensemble head"
+            )
+        lam = training_of(config).get("lam")
+        if folder != Path(entry):
+            label = name
+        else:
+            label = f"{DYNAMIC}, {folder.name}" if lam is None else f"{DYNAMIC}, lam = {lam:g}"
+        if label in named:
+            raise ValueError(f"checkpoints: two of them would be called {label!r}; name them, as in NAME={folder}")
+        named[label] = folder
+    return named
+
+
+def load_dynamics(named: dict[str, Path], pair: Pair, drafter_record: dict[str, Any]) -> list[Dynamic]:
+    """The heads. ValueError for one that was trained for another target or drafter."""
+    dynamics = []
+    for name, folder in named.items():
+        head = load_ensemble(folder, pair.target, drafter_record)
+        training = training_of(read_config(folder))
+        settings = {"checkpoint": str(folder), "kind": head.options.kind, "lam": training.get("lam")}
+        dynamics.append(Dynamic(name, head, settings | {"trained_on": trained_on(training)}))
+    return dynamics
+
+
+def require_unseen(folder: Path, data: DataOptions) -> None:
+    """ValueError where prompts that are held out here were trained on. Of another source, all are new."""
+    config = read_config(folder)
+    trained = training_of(config).get("data") or config.get("provenance", {}).get("data") or {}
+    fraction = trained.get("heldout_fraction", data.heldout_fraction)
+    if (trained.get("source"), trained.get("path")) == (data.source, data.path) and data.heldout_fraction > fraction:
+        raise ValueError(
+            f"data.heldout_fraction={data.heldout_fraction}: {folder} had {fraction} in training, where some of these "
+            f"prompts occurred; use at most data.heldout_fraction={fraction}"
+        )
+
+
+def training_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that the head was trained with, as its checkpoint tells them; {} where it does not."""
+    options: dict[str, Any] = config.get("provenance", {}).get("config", {})
+    return options
+
+
+def trained_on(training: dict[str, Any]) -> str | None:
+    """Name of the prompts that it was trained on."""
+    data = training.get("data", {})
+    if "source" not in data:
+        return None
+    return task_name(training.get("model", {}).get("source", ""), data["source"], data.get("path", ""))

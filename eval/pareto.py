@@ -1,0 +1,302 @@
+"""`python -m eval.pareto +model=NAME drafter=heads reward=NAME checkpoints=[FOLDER]`: acceptance against reward.
+
+Lossless, static and other relaxed rules, and trained ensemble heads answer the same prompts with the same seeds; a
+table, a plot and the files behind them tell what each rule gives up for what it gains.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import MISSING
+from tqdm import tqdm
+
+from eval.frontier import Frontier, FrontierOptions, analyse
+from eval.frontier_report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
+from eval.pairs import DRAFTERS, load_dynamics, load_pair, name_checkpoints, require_unseen
+from eval.plots import draw_frontier, require_matplotlib, save_figure
+from eval.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, expand_all, make_points
+from eval.provenance import describe_run
+from eval.questions import SPLITS, TESTBED, Question, load_questions, load_testbed_questions, task_name
+from eval.report import finite, write_json, write_text
+from eval.rewards import Reward, RewardOptions, load
+from eval.samples import SamplingPlan, Sitting, run_sitting
+from eval.timing import device_clock
+from eval.tokens_html import TracedText, render_page, trace
+from eval.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
+from models.decoding.rows import GenerationParams, stream_seed
+from models.decoding.sampling import SamplingParams
+from models.decoding.stops import Detokenizer
+from models.target import Target, TargetOptions
+from train.config import INTERRUPTED, entry
+from train.data import DataOptions
+
+
+@dataclass
+class DrafterOptions:
+    """Where drafted tokens come from."""
+
+    kind: str = "heads"
+
+
+@dataclass
+class ParetoConfig:
+    """Everything that conf/pareto.yaml and the command line may set; the file says what each means."""
+
+    model: TargetOptions = MISSING
+    work_dir: str = MISSING
+    data: DataOptions = field(default_factory=DataOptions)
+    drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    reward: RewardOptions = field(default_factory=RewardOptions)
+    checkpoint: str = ""
+    num_draft_tokens: int = 0
+    checkpoints: list[str] = field(default_factory=list)
+    rules: dict[str, Any] = field(default_factory=dict)
+    peer_weights: list[float] = field(default_factory=list)
+    split: str = "heldout"
+    num_prompts: int = 32
+    samples: int = 4
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    batch_size: int = 8
+    prompts_per_turn: int = 4
+    threads: int = 0
+    reward_floor: float = 0.025
+    reference: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    confidence: float = 0.95
+    num_resamples: int = 2000
+    shown_prompts: int = 3
+    shown_points: list[str] = field(default_factory=list)
+    plot: bool = True
+    task: str = ""
+    transfer: list[str] = field(default_factory=list)
+    output_dir: str = "outputs/pareto"
+
+    @property
+    def task_name(self) -> str:
+        """Of these prompts, in tables."""
+        return self.task or task_name(self.model.source, self.data.source, self.data.path)
+
+    @property
+    def heads_folder(self) -> Path:
+        """The draft heads: those that were named, else where `python -m train.mtp` puts them by default."""
+        return Path(self.checkpoint or f"{self.work_dir}/mtp")
+
+
+def check_options(config: ParetoConfig) -> None:
+    """ValueError for an option out of range, before any model loads."""
+    if config.drafter.kind not in DRAFTERS:
+        raise ValueError(f"drafter.kind={config.drafter.kind!r}: rules judge drafts; choose {' or '.join(DRAFTERS)}")
+    if config.checkpoint and config.drafter.kind != "heads":
+        raise ValueError(f"checkpoint={config.checkpoint!r} is for drafter=heads; name a draft model with model.draft")
+    if config.model.source == TESTBED and config.drafter.kind != "model":
+        raise ValueError(f"drafter={config.drafter.kind}: the testbed has no draft heads; use drafter=model")
+    if config.split not in SPLITS:
+        raise ValueError(f"split={config.split!r} is unknown; choose {' or '.join(SPLITS)}")
+    if not config.temperature > 0:
+        raise ValueError(f"temperature={config.temperature}: greedy decoding leaves nothing to relax; set it above 0")
+    at_least = {"num_prompts": 1, "samples": 1, "max_new_tokens": 2, "batch_size": 1, "prompts_per_turn": 1}
+    at_least |= {"num_resamples": 100, "threads": 0, "num_draft_tokens": 0, "reward_floor": 0, "shown_prompts": 0}
+    for name, least in at_least.items():
+        if not (value := getattr(config, name)) >= least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+    if not 0.0 < config.confidence < 1.0:
+        raise ValueError(f"confidence={config.confidence} must be between 0 and 1, such as 0.95")
+    if len(config.reference) != 2:
+        raise ValueError(f"reference={config.reference} must be two numbers, an acceptance and a reward")
+    if bad := [weight for weight in config.peer_weights if not 0.0 < weight <= 1.0]:
+        raise ValueError(f"peer_weights names {bad[0]}: transformers takes weights above 0, and at most 1")
+    if config.plot:
+        require_matplotlib()
+    sampling_of(config)
+
+
+def sampling_of(config: ParetoConfig) -> SamplingParams:
+    """How p and q are made from logits."""
+    return SamplingParams(config.temperature, config.top_k, config.top_p, config.min_p)
+
+
+def run_pareto(config: ParetoConfig) -> Sitting:
+    """Load, measure, and write everything into `output_dir`."""
+    check_options(config)
+    families, checkpoints = expand_all(config.rules), name_checkpoints(config.checkpoints)
+    trained = [*checkpoints.values(), *[config.heads_folder] * (config.drafter.kind == "heads")]
+    for folder in trained if config.split == "heldout" else ():
+        require_unseen(folder, config.data)
+    earlier = {Path(folder): read_run(Path(folder)) for folder in config.transfer}
+    reward = load(config.reward)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    pair, drafter_record = load_pair(
+        config.model, config.drafter.kind, config.heads_folder, config.num_draft_tokens, Path(config.work_dir)
+    )
+    about = describe(config, pair, drafter_record, reward)
+    for folder, record in earlier.items():
+        require_same_pair(about, record, folder)
+    dynamics = load_dynamics(checkpoints, pair, drafter_record)
+    points = make_points(pair, families, dynamics, config.peer_weights, sampling_of(config), config.batch_size)
+    shown = choose_shown(points, config.shown_points) if config.shown_prompts else []
+    target = pair.target
+    questions = questions_for(target, config)
+    plan = SamplingPlan(config.samples, config.prompts_per_turn, config.max_new_tokens, config.seed)
+    sitting = run_sitting(points, questions, reward, target.tokenizer, plan, device_clock(target.device))
+    options = FrontierOptions(
+        (config.reference[0], config.reference[1]),
+        config.reward_floor,
+        config.num_resamples,
+        config.confidence,
+        config.seed,
+    )
+    frontier = analyse(sitting, points, options)
+    write_figures(frontier, sitting, points, about, config)
+    if earlier:
+        write_transfer([*earlier.values(), about | {"frontier": frontier_record(frontier, points)}], config)
+    if sitting.is_complete and shown:
+        write_page(shown, questions[: config.shown_prompts], reward, target.tokenizer, config)
+    print(f"written to {config.output_dir}")
+    return sitting
+
+
+def questions_for(target: Target, config: ParetoConfig) -> list[Question]:
+    """The prompts to measure on. ValueError where they, or answers to them, do not fit the target's context."""
+    longest = target.max_context() - config.max_new_tokens
+    if longest < 1:
+        raise ValueError(
+            f"max_new_tokens={config.max_new_tokens} leaves no room for a prompt: the context of target "
+            f"{target.name!r} has {target.max_context()} tokens"
+        )
+    if config.model.source == TESTBED:
+        return load_testbed_questions(target.tokenizer, config.data.seed, config.split, config.num_prompts)
+    return load_questions(target.tokenizer, config.data, config.split, config.num_prompts, longest)
+
+
+def describe(config: ParetoConfig, pair: Pair, drafter_record: dict[str, Any], reward: Reward) -> dict[str, Any]:
+    """What the figures are of, and where they come from."""
+    target = pair.target
+    return {
+        "run": describe_run("eval.pareto", target.device),
+        "task": config.task_name,
+        "reward": reward.name,
+        "target": {"name": target.name, "dtype": str(target.dtype), "fingerprint": target.fingerprint()},
+        "drafter": drafter_record | {"num_draft_tokens": pair.num_draft_tokens},
+        "config": asdict(config),
+    }
+
+
+def choose_shown(points: Sequence[Point], names: Sequence[str]) -> list[Point]:
+    """The points on the page. [] names lossless token verification and the dynamic ones (static ones where none is)."""
+    decoders = {point.name: point for point in points if point.decoder is not None}
+    if unknown := [name for name in names if name not in decoders]:
+        raise ValueError(f"shown_points names {unknown[0]!r}; choose among {'; '.join(decoders)}")
+    if names:
+        return [decoders[name] for name in names]
+    families = {point.family for point in points}
+    relaxed = DYNAMIC if DYNAMIC in families else STATIC
+    lossless = [point for point in points if point.family == LOSSLESS][:1]
+    return lossless + [point for point in points if point.family == relaxed]
+
+
+def write_figures(
+    frontier: Frontier, sitting: Sitting, points: Sequence[Point], about: Mapping[str, Any], config: ParetoConfig
+) -> None:
+    """JSON, samples, CSV, Markdown and plot, each whole or not at all."""
+    folder = Path(config.output_dir)
+    counts = {"is_complete": sitting.is_complete, "num_prompts": sitting.num_prompts}
+    turns = [asdict(turn) for turn in sitting.turns]
+    record = frontier_record(frontier, points)
+    write_json(folder / "pareto.json", {**about, **counts, "frontier": record, "turns": turns})
+    lines = [json.dumps(finite(asdict(sample)), ensure_ascii=False, allow_nan=False) for sample in sitting.samples]
+    write_text(folder / "samples.jsonl", "\n".join(lines) + "\n")
+    write_text(folder / "pareto.csv", points_csv(frontier.points))
+    table = "\n".join(
+        [
+            render_quality(frontier.points),
+            "",
+            render_families(frontier.families),
+            "",
+            render_cost(frontier.points),
+            "",
+            *legend(
+                any(point.family == PEER for point in points), config.reward_floor, config.reference, config.confidence
+            ),
+            *_origin(about, sitting, config),
+        ]
+    )
+    write_text(folder / "pareto.md", table + "\n")
+    print(f"\n{table}\n")
+    if config.plot:
+        title = f"{config.model.label}, {Path(about['drafter']['name']).name} drafting, {config.task_name}"
+        save_figure(draw_frontier(frontier, title), folder / "pareto")
+
+
+def _origin(about: Mapping[str, Any], sitting: Sitting, config: ParetoConfig) -> list[str]:
+    """Where the figures come from."""
+    run = about["run"]
+    versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+    lines = [
+        f"{about['target']['name']}, {about['target']['dtype'].removeprefix('torch.')}; drafter "
+        f"{about['drafter']['name']}, K = {about['drafter']['num_draft_tokens']}; {sitting.num_prompts} prompts of "
+        f"{config.task_name}, {config.samples} completions each, temperature {config.temperature:g}, batch size "
+        f"{config.batch_size}; reward {about['reward']}.",
+        f"{run['command']}",
+        f"commit {run['commit']}; {run['hardware']}, {run['threads']} threads; {versions}",
+    ]
+    if not sitting.is_complete:
+        lines.append(f"Stopped before its end: {sitting.num_prompts} of {config.num_prompts} prompts.")
+    return lines
+
+
+def write_transfer(records: Sequence[Mapping[str, Any]], config: ParetoConfig) -> None:
+    """The cross-task table of these runs, this one among them."""
+    cells = cells_of(records)
+    table = render_transfer(cells)
+    write_text(Path(config.output_dir) / "transfer.md", table + "\n")
+    write_text(Path(config.output_dir) / "transfer.csv", transfer_csv(cells))
+    print(f"{table}\n")
+
+
+def write_page(
+    points: Sequence[Point],
+    questions: Sequence[Question],
+    reward: Reward,
+    tokenizer: Detokenizer,
+    config: ParetoConfig,
+) -> None:
+    """One completion of each prompt under each of the points, decoded anew: measuring is not slowed by looking."""
+    params = GenerationParams(config.max_new_tokens, sampling_of(config), stream_seed(config.seed, 0))
+    texts: list[list[TracedText]] = [[] for _ in questions]
+    for point in tqdm(points, desc="page of tokens", unit="point", dynamic_ncols=True):
+        assert point.decoder is not None
+        traced = trace(point.decoder, [one.ids for one in questions], params, config.batch_size)
+        tokens = [result.tokens for result, _ in traced]
+        rewards = reward.score(questions, [result.text for result, _ in traced], tokens)
+        for of_prompt, (result, found), value in zip(texts, traced, rewards, strict=True):
+            of_prompt.append(TracedText(point.name, found, result, value))
+    prompts = [tokenizer.decode(question.ids) for question in questions]
+    write_text(Path(config.output_dir) / "tokens.html", render_page(f"Tokens, {config.task_name}", prompts, texts))
+
+
+@entry(ParetoConfig, "pareto")
+def main(config: ParetoConfig) -> None:
+    """Entry point."""
+    try:
+        sitting = run_pareto(config)
+    except KeyboardInterrupt:
+        print("\nstopped before the first turn was done, or while writing: what is written is whole", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if not sitting.is_complete:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

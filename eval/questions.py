@@ -1,0 +1,75 @@
+"""The prompts of a frontier, each with the columns that its reward reads, and the turns in which they are asked.
+
+Prompts, their split and their rendering belong to `train.data` and `train.testbed`; what they are worth, to the reward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.data import DataOptions, load_prompts, render_prompt
+from train.prompts.record import Message, Prompt
+from train.testbed import testbed_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPLITS = ("heldout", "train")
+TESTBED = "testbed"
+TESTBED_SPLITS = {"heldout": "eval", "train": "train"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt as text or messages, as token ids, and the other columns of its row (`answer`, `test_list`, ...)."""
+
+    prompt: str | list[Message]
+    ids: list[int]
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def task_name(model_source: str, data_source: str, data_path: str) -> str:
+    """What prompts are called in tables: the name of their file or of their source."""
+    if model_source == TESTBED:
+        return TESTBED
+    return Path(data_path).stem if data_path else data_source
+
+
+def load_questions(
+    tokenizer: "PreTrainedTokenizerBase", data: DataOptions, split: str, count: int, longest: int
+) -> list[Question]:
+    """The first `count` prompts of a split that have at most `longest` tokens. ValueError where there are too few."""
+    prompts = [prompt for prompt in load_prompts(data) if prompt.split == split]
+    questions: list[Question] = []
+    for prompt in prompts:
+        ids = render_prompt(tokenizer, prompt, data.chat_template_kwargs)
+        if len(ids) <= longest:
+            asked = prompt.text if prompt.text is not None else list(prompt.messages)
+            questions.append(Question(asked, ids, columns_of(prompt)))
+        if len(questions) == count:
+            return questions
+    raise ValueError(
+        f"num_prompts={count}: data.source={data.source} has {len(prompts)} {split} prompts, of which {len(questions)} "
+        f"have at most {longest} tokens; ask for fewer, or raise data.heldout_fraction (now {data.heldout_fraction})"
+    )
+
+
+def columns_of(prompt: Prompt) -> dict[str, Any]:
+    """What training gives the reward of such a row, its prompt apart."""
+    named = {"task": prompt.task} | ({} if prompt.answer is None else {"answer": prompt.answer})
+    return prompt.columns | named
+
+
+def load_testbed_questions(tokenizer: "PreTrainedTokenizerBase", seed: int, split: str, count: int) -> list[Question]:
+    """The testbed's own prompts."""
+    rows = testbed_prompts(count, seed, TESTBED_SPLITS[split])
+    return [
+        Question(row.pop("prompt"), list(ids), row)
+        for row, ids in zip(rows, tokenizer([row["prompt"] for row in rows])["input_ids"], strict=True)
+    ]
+
+
+def turns_of(questions: Sequence[Question], prompts_per_turn: int) -> list[list[Question]]:
+    """The questions in their order, cut into turns; the last one may be shorter."""
+    return [list(questions[i : i + prompts_per_turn]) for i in range(0, len(questions), prompts_per_turn)]
