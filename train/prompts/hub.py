@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def load(
 def _prompt_from_row(name: str, hub_set: HubSet, row: Mapping[str, Any], place: str, heldout_fraction: float) -> Prompt:
     text = row.get(hub_set.prompt_column)
     if isinstance(text, list):  # a column of chat messages
-        return jsonl.prompt_from_row({"messages": text}, place, hub_set.task, heldout_fraction)
+        prompt = jsonl.prompt_from_row({"messages": text}, place, hub_set.task, heldout_fraction)
+        return replace(prompt, columns=_other_columns(hub_set, row))
     if not isinstance(text, str) or not text.strip():
         raise ValueError(
             f"{place}: column {hub_set.prompt_column!r} holds {text!r}, not text; the columns are "
@@ -72,7 +73,12 @@ def _prompt_from_row(name: str, hub_set: HubSet, row: Mapping[str, Any], place: 
         )
     message = {"role": "user", "content": hub_set.instruction.replace("{}", text.strip())}
     split = hash_split(text.strip(), heldout_fraction)
-    return Prompt(f"{name}-{digest(text.strip())}", hub_set.task, (message,), split=split, answer=answer)
+    id = f"{name}-{digest(text.strip())}"
+    return Prompt(id, hub_set.task, (message,), split=split, answer=answer, columns=_other_columns(hub_set, row))
+
+
+def _other_columns(hub_set: HubSet, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != hub_set.prompt_column}
 
 
 def _file_of_split(path: Path, split: str) -> Path:

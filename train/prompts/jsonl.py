@@ -8,6 +8,7 @@ from typing import Any
 from train.prompts.record import Message, Prompt, Split, digest, hash_split
 
 ROLES = ("system", "user", "assistant")
+OWN_COLUMNS = ("prompt", "messages", "id", "task", "answer", "split")
 EXPECTED = (
     'expected {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, optionally id, task, answer'
 )
@@ -63,6 +64,7 @@ def prompt_from_row(row: dict[str, Any], place: str, default_task: str, heldout_
         messages=tuple(messages),
         split=_row_split(row, place) or hash_split(content, heldout_fraction),
         answer=answer,
+        columns={key: value for key, value in row.items() if key not in OWN_COLUMNS},
     )
 
 

@@ -6,8 +6,8 @@ Sources return prompts, they never tokenise: rendering belongs to `train.data`.
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Message = dict[str, str]
 Split = Literal["train", "heldout"]
@@ -19,6 +19,7 @@ class Prompt:
     """One prompt: either chat `messages` that end in a user turn, or raw `text` to be continued.
 
     `answer` is the dataset's own answer, if it has one; heads are normally trained on the target's answer instead.
+    `columns` holds the other columns of its row, as they are: what a reward may ask for.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Prompt:
     text: str | None = None
     split: Split = "train"
     answer: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def content(self) -> str:
         """All the words of the prompt, for comparison and hashing (not what the model reads)."""
