@@ -21,6 +21,7 @@ from models.decoding.rows import DecodeResult, GenerationParams
 from models.decoding.verification.base import Block, total_variation
 from models.decoding.verification.ensemble import DynamicEnsemble
 from models.target import Target
+from rl.policy import VerifiedTokens
 
 
 class Weigher(Protocol):
@@ -208,3 +209,21 @@ class _Recorder:
             )
             for row, result in enumerate(results)
         ]
+
+
+def stack_features(rollouts: Sequence[Rollout]) -> Tensor:
+    """Features [N, F] of the verified tokens of all rollouts, one rollout after another."""
+    return torch.cat([rollout.features_NF for rollout in rollouts])
+
+
+def verified_tokens(rollouts: Sequence[Rollout]) -> VerifiedTokens:
+    """The same tokens as the policy gradient takes them; sequence i is rollout i."""
+    sizes = torch.tensor([len(rollout.p_N) for rollout in rollouts])
+    p_N = torch.cat([rollout.p_N for rollout in rollouts])
+    return VerifiedTokens(
+        p_N,
+        torch.cat([rollout.q_N for rollout in rollouts]),
+        torch.cat([rollout.tv_N for rollout in rollouts]).to(p_N.dtype),
+        torch.cat([rollout.is_accepted_N for rollout in rollouts]),
+        torch.arange(len(rollouts)).repeat_interleave(sizes).to(p_N.device),
+    )

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,12 +17,13 @@ from omegaconf import MISSING, OmegaConf
 
 from eval.bench import BenchConfig
 from models.target import TargetOptions
+from rl.diversed import DiversedConfig
 from train.config import CONF, checked
 from train.mtp import LOGGERS, MTPConfig
 from train.regenerate import RegenerateConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = {"mtp": MTPConfig, "regenerate": RegenerateConfig, "bench": BenchConfig}
+SCHEMAS = {"mtp": MTPConfig, "regenerate": RegenerateConfig, "bench": BenchConfig, "diversed": DiversedConfig}
 
 
 def names_of(group: str) -> list[str]:
@@ -75,11 +77,13 @@ def test_choices_differ() -> None:
 
 @pytest.mark.parametrize("experiment", names_of("experiment"))
 def test_every_experiment(experiment: str) -> None:
-    """An experiment may choose its own model; where it does not, one is given."""
-    try:
-        compose_checked(f"experiment={experiment}")
-    except ValueError:
-        compose_checked("+model=tiny", f"experiment={experiment}")
+    """By the command that its file begins with."""
+    text = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    command = re.search(r"^# python -m (?P<module>\S+) (?P<overrides>.*)$", text, flags=re.M)
+    assert command is not None
+    overrides = command["overrides"].split()
+    assert f"experiment={experiment}" in overrides
+    compose_checked(*overrides, name=command["module"].rpartition(".")[2])
 
 
 @pytest.mark.parametrize("group", ["heads", "loss", "trainer", "data", "model"])
@@ -191,7 +195,7 @@ COMMANDS: dict[str, tuple[str, list[str], str]] = {
     "no model": (
         "mtp",
         [],
-        "no target model is chosen; add +model=NAME with NAME one of gemma, llama, qwen, smollm2, tiny",
+        "no target model is chosen; add +model=NAME with NAME one of gemma, llama, qwen, smollm2, testbed, tiny",
     ),
     "no model to answer": ("regenerate", [], "no target model is chosen; add +model=NAME"),
     "plus forgotten": ("mtp", ["model=tiny"], "+model=tiny"),

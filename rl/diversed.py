@@ -1,0 +1,294 @@
+"""`python -m rl.diversed +model=NAME drafter=model|heads reward=NAME lam=0.1`: train the dynamic ensemble verifier.
+
+Samples under the present head, rewards, updates, and keeps the head that does best on held-out prompts. The same
+command goes on where a stopped run was.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from omegaconf import MISSING
+from transformers import set_seed
+
+from models.checkpoint import heads_record, load_ensemble, load_heads, model_record, read_config, save_ensemble
+from models.decoding.decoder import Decoder
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.drafters.model import ModelDrafter, load_model_drafter
+from models.decoding.rows import GenerationParams
+from models.decoding.sampling import SamplingParams
+from models.ensemble import EnsembleHead, EnsembleOptions
+from models.target import TargetOptions, load_target, resolve_device
+from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState
+from rl.options import RLOptions, rloo_config
+from rl.policy import PolicyOptions
+from rl.prompts import load_datasets, load_testbed_datasets
+from rl.rewards.loading import RewardOptions, load_reward
+from rl.rollout import require_temperature_alone
+from rl.trainer import STATE_NAME, DiversedTrainer, Pair
+from rl.trl_parts import StopAfterRollout
+from train.config import INTERRUPTED, entry
+from train.data import DataOptions
+from train.jsonl_logger import JsonlLogger
+from train.mtp import LOGGERS
+from train.shards import ShardFolder
+from train.testbed import ensure_testbed
+from train.trainer import GuardGradients
+
+DRAFTERS = ("model", "heads")
+DEFAULT_DRAFT_TOKENS = 4
+TESTBED = "testbed"
+
+
+@dataclass
+class DrafterOptions:
+    """Where drafted tokens come from."""
+
+    kind: str = "model"
+
+
+@dataclass
+class HeadOptions:
+    """What the head is, see `models.ensemble.EnsembleOptions`."""
+
+    kind: str = "linear"
+    initial_weight: float = 0.9
+    width: int = 64
+
+
+@dataclass
+class DiversedConfig:
+    """Everything that conf/diversed.yaml and the command line may set; the file says what each means."""
+
+    model: TargetOptions = MISSING
+    work_dir: str = MISSING
+    data: DataOptions = field(default_factory=DataOptions)
+    drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    reward: RewardOptions = field(default_factory=RewardOptions)
+    checkpoint: str = ""
+    num_draft_tokens: int = 0
+    ensemble: HeadOptions = field(default_factory=HeadOptions)
+    start_from: str = ""
+    lam: float = 0.1
+    entropy: float = 0.0
+    likelihood: str = "verdicts"
+    ratio: str = "sequence"
+    floor: FloorOptions = field(default_factory=FloorOptions)
+    collapse: CollapseOptions = field(default_factory=CollapseOptions)
+    heldout_prompts: int = 32
+    trainer: RLOptions = field(default_factory=RLOptions)
+    logger: str = "jsonl"
+    output_dir: str = MISSING
+
+
+def train_verifier(config: DiversedConfig) -> float:
+    """Run it all; returns the held-out objective (the metric for sweeps), or 0 without held-out prompts."""
+    policy = check_options(config)
+    reward, reward_name = load_reward(config.reward.spec, config.reward.options)
+    load = load_testbed_datasets if config.model.source == TESTBED else load_datasets
+    train, heldout = load(config.data, config.heldout_prompts)
+    if len(train) < config.trainer.prompts_of_a_rollout:
+        raise ValueError(
+            f"there are {len(train)} training prompts, and a rollout takes {config.trainer.prompts_of_a_rollout}: use "
+            "more (data.max_prompts), or lower trainer.per_device_train_batch_size"
+        )
+    set_seed(config.trainer.seed)
+    pair = load_pair(config)
+    head = make_head(config, pair)
+    folder = Path(config.output_dir)
+    require_same_run(folder, config, pair)
+    interrupt = StopAfterRollout(config.trainer.updates_of_a_rollout)
+    callbacks = [GuardGradients(), interrupt]
+    if config.logger == "jsonl":
+        callbacks.append(JsonlLogger(folder / "log.jsonl"))
+    trainer = DiversedTrainer(
+        head,
+        pair,
+        policy,
+        RunState(RewardFloor(config.lam, config.floor), CollapseAlarm(config.collapse)),
+        reward,
+        reward_name,
+        config.trainer.rollout_batch_size,
+        provenance(config),
+        args=rloo_config(config.trainer, folder, pair.target.device.type, heldout is not None, config.logger),
+        train_dataset=train,
+        eval_dataset=heldout,
+        callbacks=callbacks,
+    )
+    trainer.require_room(train if heldout is None else [*train, *heldout])
+    trainer.try_reward()
+    fingerprint = pair.target.fingerprint()
+    last = last_checkpoint(folder)
+    if last is not None:
+        print(f"going on from {last}")
+    try:
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    finally:
+        interrupt.restore()
+    if interrupt.interrupted:
+        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
+        sys.exit(INTERRUPTED)
+    pair.target._fingerprint = None
+    if pair.target.fingerprint() != fingerprint:
+        raise AssertionError("the target's weights have changed during training")
+    return finish(trainer, folder)
+
+
+def check_options(config: DiversedConfig) -> PolicyOptions:
+    """The policy's options. ValueError for an option out of range, before anything is loaded."""
+    if config.logger not in LOGGERS:
+        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    if config.drafter.kind not in DRAFTERS:
+        raise ValueError(
+            f"drafter.kind={config.drafter.kind!r}: the head weighs target against proposal, so drafter must be one of "
+            f"{', '.join(DRAFTERS)}"
+        )
+    if config.drafter.kind == "model" and config.checkpoint:
+        raise ValueError(f"checkpoint={config.checkpoint!r} is for drafter=heads; name a draft model with model.draft")
+    if config.drafter.kind == "heads" and config.likelihood == "tokens":
+        raise ValueError(
+            "likelihood=tokens with drafter=heads: what heads draft depends on the place in the block, so tokens alone "
+            "have no likelihood; use likelihood=verdicts"
+        )
+    for name in ("num_draft_tokens", "heldout_prompts"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name}={getattr(config, name)}: must be at least 0")
+    config.floor.check()
+    config.collapse.check()
+    config.trainer.check()
+    require_temperature_alone(GenerationParams(sampling=SamplingParams(config.trainer.temperature)))
+    EnsembleOptions(**asdict(config.ensemble), draft_size=1, target_size=1)
+    if config.drafter.kind == "heads":
+        read_config(heads_folder(config))
+    if config.start_from:
+        read_config(Path(config.start_from))
+    return PolicyOptions(
+        lam=config.lam,
+        entropy=config.entropy,
+        likelihood=config.likelihood,
+        ratio=config.ratio,
+        clip_low=config.trainer.epsilon,
+        clip_high=config.trainer.epsilon_high or config.trainer.epsilon,
+    )
+
+
+def heads_folder(config: DiversedConfig) -> Path:
+    """The draft heads that were named, else where `python -m train.mtp` puts them by default."""
+    return Path(config.checkpoint or f"{config.work_dir}/mtp")
+
+
+def load_pair(config: DiversedConfig) -> Pair:
+    """Target and drafter. ValueError where they do not fit each other."""
+    if config.model.source == TESTBED:
+        if config.drafter.kind != "model":
+            raise ValueError(f"drafter={config.drafter.kind}: the testbed has no draft heads; use drafter=model")
+        device = resolve_device(config.model.device)
+        bed = ensure_testbed(Path(config.model.name).parent, config.model.seed, device=device)
+        target, drafter = bed.target, ModelDrafter(bed.draft, bed.target)
+    else:
+        target = load_target(config.model)
+        if config.drafter.kind == "heads":
+            heads = load_heads(heads_folder(config), target)
+            count = config.num_draft_tokens or heads.num_draft_tokens
+            return _checked(Pair(target, HeadsDrafter(heads), count, heads_record(heads_folder(config))))
+        drafter = load_model_drafter(config.model, target)
+    return _checked(Pair(target, drafter, config.num_draft_tokens or DEFAULT_DRAFT_TOKENS, model_record(drafter.draft)))
+
+
+def _checked(pair: Pair) -> Pair:
+    Decoder(pair.target, pair.drafter, pair.num_draft_tokens)  # refuses what does not fit
+    return pair
+
+
+def make_head(config: DiversedConfig, pair: Pair) -> EnsembleHead:
+    """A fresh head, or the one to start from. ValueError for one of another pair."""
+    if config.start_from:
+        return load_ensemble(Path(config.start_from), pair.target, pair.record).requires_grad_(True)
+    drafter = pair.drafter
+    draft_size = drafter.draft.hidden_size if isinstance(drafter, ModelDrafter) else pair.target.hidden_size
+    options = EnsembleOptions(**asdict(config.ensemble), draft_size=draft_size, target_size=pair.target.hidden_size)
+    return EnsembleHead(options).to(pair.target.device)
+
+
+def require_same_run(folder: Path, config: DiversedConfig, pair: Pair) -> None:
+    """ValueError for a folder that holds a head of other options or another pair: going on would mix the two."""
+    options = asdict(config)
+    for name in ("work_dir", "output_dir", "logger", "model"):
+        options.pop(name)
+    made_from = {"holds": "ensemble head", "target": pair.target.fingerprint(), "drafter_fingerprint": pair.record}
+    ShardFolder(folder, {**made_from, **_flat(options)}, suffix="")
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    whole = [
+        path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if (path.parent / STATE_NAME).is_file()
+    ]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def finish(trainer: DiversedTrainer, folder: Path) -> float:
+    """Measure the best head, export it, and say what came out."""
+    measured = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    save_ensemble(folder, trainer.head, trainer.pair.target, trainer.pair.record, trainer.provenance, trainer.measured)
+    print(f"the head is in {folder} (best of step {trainer.state.best_global_step or trainer.state.global_step})")
+    if measured:
+        lossless = trainer.run_state.lossless_heldout
+        print(
+            f"held-out prompts: reward {measured['eval_reward']:.3f} (lossless {lossless['reward']:.3f}), acceptance "
+            f"{measured['eval_acceptance']:.3f} (lossless {lossless['acceptance']:.3f})"
+        )
+    if cost := update_cost(trainer.state.log_history, trainer.args.steps_per_generation):
+        print(cost)
+    return measured.get("eval_objective", 0.0)
+
+
+def update_cost(log: list[dict[str, float]], steps_of_a_rollout: int) -> str:
+    """What an update epoch took, beside sampling; "" where nothing was trained."""
+    updates = [line["time/update_s"] for line in log if "time/update_s" in line]
+    rollouts = [line["time/rollout_s"] for line in log if "time/rollout_s" in line]
+    if not updates or not rollouts:
+        return ""
+    epoch_s, rollout_s = fmean(updates) * steps_of_a_rollout, fmean(rollouts)
+    return f"an update epoch took {epoch_s:.3f} s, {epoch_s / rollout_s:.1%} of the {rollout_s:.3f} s of its rollout"
+
+
+def provenance(config: DiversedConfig) -> dict[str, Any]:
+    """How a head came about: command, commit, versions and settings."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    return {
+        "command": shlex.join(["python", "-m", "rl.diversed", *sys.argv[1:]]),
+        "commit": done.stdout.strip() or "unknown",
+        "versions": {name: version(name) for name in ("foretoken", "torch", "transformers", "trl")},
+        "config": asdict(config),
+    }
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+@entry(DiversedConfig, "diversed")
+def main(config: DiversedConfig) -> float:
+    """Entry point."""
+    return train_verifier(config)
+
+
+if __name__ == "__main__":
+    main()

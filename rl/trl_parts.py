@@ -1,0 +1,80 @@
+"""The small things that trl and transformers ask for: a model that holds the head, a sampler, a reward, a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl.trainer.utils import RepeatSampler
+
+from models.ensemble import EnsembleHead
+from models.target import Target
+from rl.rewards.loading import check_rewards
+from train.trainer import StopOnInterrupt
+
+
+class HeadPolicyConfig(PretrainedConfig):
+    """What trl asks a model's configuration for."""
+
+    model_type = "foretoken_ensemble"
+
+
+class HeadPolicy(PreTrainedModel):
+    """The head as trl's model: nothing but the head is in it."""
+
+    config_class = HeadPolicyConfig
+
+    def __init__(self, head: EnsembleHead, target: Target) -> None:
+        special = {"pad_token_id": target.tokenizer.pad_token_id, "eos_token_id": list(target.eos_token_ids)}
+        super().__init__(HeadPolicyConfig(**special))
+        self.generation_config = GenerationConfig(**special)
+        self.head = head
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [..., F] -> w [...]."""
+        return self.head(features)
+
+
+class StopAfterRollout(StopOnInterrupt):
+    """As its parent, but it stops where the next rollout would begin: a checkpoint carries no rollouts."""
+
+    def __init__(self, updates_of_a_rollout: int) -> None:
+        super().__init__()
+        self.updates_of_a_rollout = updates_of_a_rollout
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step % self.updates_of_a_rollout == 0:
+            super().on_step_end(args, state, control, **kwargs)
+
+
+class EpochSampler(RepeatSampler):
+    """trl's, but an epoch's order depends on seed and epoch alone, so that a resumed run sees the same prompts."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the data loader before each epoch."""
+        self.generator.manual_seed(self.seed * 1_000_003 + epoch)
+
+
+def checked_reward(reward: Callable[..., Any], name: str) -> Callable[..., list[float]]:
+    """The reward function, which must give a number for every completion."""
+
+    def checked(prompts: Sequence[Any], **kwargs: Any) -> list[float]:
+        try:
+            values = reward(prompts=prompts, **kwargs)
+        except Exception as error:
+            raise ValueError(
+                f"reward {name!r} raised {type(error).__name__}: {error}; make it return a number for every completion"
+            ) from error
+        return check_rewards(values, len(prompts), name)
+
+    checked.__name__ = name
+    return checked
