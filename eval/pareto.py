@@ -164,6 +164,8 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     if sitting.is_complete and shown:
         write_page(shown, questions[: config.shown_prompts], reward, target.tokenizer, config)
     print(f"written to {config.output_dir}")
+    if isinstance(sitting.stopped_by, Exception):
+        raise sitting.stopped_by
     return sitting
 
 

@@ -58,11 +58,16 @@ class TimedTurn:
 
 @dataclass
 class Sitting:
-    """What has been measured, whole turns only. `is_complete` is False where it was stopped before its end."""
+    """What has been measured, whole turns only. stopped_by: what ended it before its end, Ctrl-C or a failure."""
 
     samples: list[Sample] = field(default_factory=list)
     turns: list[TimedTurn] = field(default_factory=list)
-    is_complete: bool = False
+    stopped_by: BaseException | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all prompts were asked."""
+        return self.stopped_by is None
 
     @property
     def num_prompts(self) -> int:
@@ -78,7 +83,7 @@ def run_sitting(
     plan: SamplingPlan,
     clock: Clock,
 ) -> Sitting:
-    """Measure. Ctrl-C ends it early with the turns that are done, and goes on upwards where none is."""
+    """Measure. Ctrl-C or a failure ends it early with the turns that are done, and goes on upwards where none is."""
     sitting = Sitting()
     total = len(points) * len(questions) * plan.samples
     bar = tqdm(total=total, unit="completion", desc="measuring", dynamic_ncols=True)
@@ -98,11 +103,10 @@ def run_sitting(
                 sitting.turns += timed
                 sitting.samples += samples
                 done += len(asked)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Exception) as stop:
             if not sitting.samples:
                 raise
-            return sitting
-    sitting.is_complete = True
+            sitting.stopped_by = stop
     return sitting
 
 

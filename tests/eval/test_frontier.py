@@ -34,7 +34,7 @@ NUM_DRAFTED = (10, 30)
 
 
 def make_sitting(num_prompts: int = NUM_PROMPTS) -> Sitting:
-    sitting = Sitting(is_complete=True)
+    sitting = Sitting()
     for name, (family, *accepted, reward, certificate, seconds) in MADE.items():
         for prompt in range(num_prompts):
             drafted = NUM_DRAFTED[prompt % 2] if family != PLAIN else 0

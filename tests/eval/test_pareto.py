@@ -34,9 +34,13 @@ def letters(completions, answer, task, **kwargs):
 
 calls = []
 
+def failing(answer, **given):
+    calls.append(given)
+    return [0.5 if len(calls) < 8 else None for _ in answer]
+
 def interrupting(**given):
     calls.append(given)
-    if len(calls) == 15:  # of six points each turn
+    if len(calls) == 15:  # of six points a turn
         os.kill(os.getpid(), signal.SIGINT)
     return letters(**given)
 """
@@ -309,6 +313,14 @@ def test_prompts_seen_in_training_are_refused(folder: Path, tmp_path: Path) -> N
 def test_hydra_refuses(word: str) -> None:
     with pytest.raises(ConfigCompositionException):
         configure("+model=tiny", word)
+
+
+def test_a_failing_reward_leaves_what_is_done(folder: Path, tmp_path: Path) -> None:
+    words = [*model_words(folder, tmp_path), "reward.spec=reward_of_pareto:failing", "peer_weights=[]", "plot=false"]
+    with pytest.raises(ValueError, match="reward 'failing', completion 0 of 2: None"):
+        run_pareto(configure(*words))
+    record = json.loads((tmp_path / "pareto.json").read_text(encoding="utf-8"))
+    assert (record["is_complete"], record["num_prompts"]) == (False, 2)
 
 
 def test_ctrl_c_writes_what_is_done(folder: Path, tmp_path: Path) -> None:

@@ -127,6 +127,21 @@ def test_ctrl_c_keeps_the_turns_that_are_done(stops_at: int, num_prompts: int) -
     assert {turn.turn for turn in sitting.turns} == set(range(num_prompts // 2))
 
 
+def test_a_failure_keeps_the_turns_that_are_done() -> None:
+    """Hours of samples are not lost to one reward that is no number."""
+    machine = Machine()
+    decoder: Any = object()
+    points = [Point("plain", PLAIN, FakeMethod("plain", machine, 1.0), decoder)]
+
+    def sometimes(answer: list[int], **kwargs: Any) -> list[float]:
+        return [float("nan") if number == 4 else 1.0 for number in answer]
+
+    sitting = run_sitting(points, QUESTIONS, Reward("mine", sometimes), Words(), PLAN, machine.clock)
+    assert sitting.num_prompts == 4
+    assert not sitting.is_complete
+    assert "reward 'mine', completion 0 of 2: nan" in str(sitting.stopped_by)
+
+
 @pytest.mark.parametrize("stops_at", [0, 1])
 def test_ctrl_c_before_anything_is_done(stops_at: int) -> None:
     with pytest.raises(KeyboardInterrupt):
