@@ -198,7 +198,7 @@ def run_import_linter(root: Path, extra_module: tuple[str, str] | None) -> subpr
         (root / path).write_text(source)
     command = "import sys; sys.path.insert(0, ''); from importlinter.cli import lint_imports_command as c; c()"
     return subprocess.run(
-        [sys.executable, "-P", "-c", command, "--no-cache"], cwd=root, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-c", command, "--no-cache"], cwd=root, capture_output=True, text=True, timeout=300
     )
 
 

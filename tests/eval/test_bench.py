@@ -197,7 +197,7 @@ def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -220,7 +220,7 @@ def test_ctrl_c_writes_what_is_done(prompts: Path, tmp_path: Path) -> None:
             assert part, seen
             seen = seen[-100:] + part
         run.send_signal(signal.SIGINT)
-        output, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=300)
     assert run.returncode == 130
     assert "Stopped before its end: only chat short." in output.decode()
     record = json.loads((tmp_path / "out" / "bench.json").read_text(encoding="utf-8"))
