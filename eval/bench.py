@@ -22,15 +22,16 @@ from eval.tasks import SPLITS, TASKS, make_groups
 from eval.timing import device_clock
 from models.checkpoint import load_heads, read_config
 from models.decoding.decoder import Decoder
+from models.decoding.drafters.base import Drafter
 from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.drafters.model import load_model_drafter
 from models.decoding.sampling import SamplingParams
 from models.decoding.verification.options import VerifierOptions, make_rule
-from models.heads import DraftHead
 from models.target import Target, TargetOptions, load_target
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions
 
-DRAFTERS = ("none", "heads")
+DRAFTERS = ("none", "heads", "model")
 LOSSLESS = "lossless"
 
 
@@ -93,6 +94,11 @@ def check_options(config: BenchConfig) -> dict[str, int]:
             f"checkpoint={config.checkpoint!r} and num_draft_tokens={config.num_draft_tokens} are for a drafter; "
             "add drafter=heads, or leave them out"
         )
+    if config.drafter.kind == "model" and (config.checkpoint or not draft_token_counts(config.num_draft_tokens)):
+        raise ValueError(
+            f"drafter=model with checkpoint={config.checkpoint!r} and num_draft_tokens={config.num_draft_tokens}: a "
+            "draft model (model.draft) has no checkpoint of ours and no trained K; leave out the one, give the other"
+        )
     if config.drafter.kind == "heads":
         _require_heldout(read_config(checkpoint_folder(config)), config)
     at_least = {"prompts_per_task": 1, "batch_size": 1, "rounds": 1, "warmup_rounds": 0, "prompt_lookup_tokens": 0}
@@ -124,8 +130,21 @@ def draft_token_counts(value: Any) -> list[int]:
     return counts
 
 
-def make_methods(target: Target, head: DraftHead | None, config: BenchConfig) -> list[Method]:
-    """Every row of the table in the order of their turns, and the bare forward behind them."""
+def make_drafter(target: Target, config: BenchConfig) -> tuple[Drafter | None, int]:
+    """The drafter, and the K that it has if none is asked for (0: none)."""
+    if config.drafter.kind == "none":
+        return None, 0
+    if config.drafter.kind == "model":
+        return load_model_drafter(config.model, target), 0
+    head = load_heads(checkpoint_folder(config), target)
+    return HeadsDrafter(head), head.num_draft_tokens
+
+
+def make_methods(target: Target, drafter: Drafter | None, trained_count: int, config: BenchConfig) -> list[Method]:
+    """Every row of the table in the order of their turns, and the bare forward behind them.
+
+    trained_count: K where none is asked for.
+    """
     sampling, batch_size = _sampling(config), config.batch_size
     methods: list[Method] = [DecoderMethod(PLAIN, Decoder(target), sampling, batch_size)]
     if config.with_generate:
@@ -133,14 +152,15 @@ def make_methods(target: Target, head: DraftHead | None, config: BenchConfig) ->
     if config.prompt_lookup_tokens and batch_size == 1:
         name = f"transformers prompt lookup, {config.prompt_lookup_tokens} tokens"
         methods.append(GenerateMethod(name, target, sampling, batch_size, config.prompt_lookup_tokens))
-    if head is not None:
+    if drafter is not None:
         # Lossless token verification is the yardstick of every other rule.
         verifiers = [VerifierOptions()] + [config.verifier] * (config.verifier.kind != LOSSLESS)
-        for count in draft_token_counts(config.num_draft_tokens) or [head.num_draft_tokens]:
+        for count in draft_token_counts(config.num_draft_tokens) or [trained_count]:
             for verifier in verifiers:
                 rule = make_rule(verifier)
-                decoder = Decoder(target, HeadsDrafter(head), count, rule, verifier.distance_budget)
-                methods.append(DecoderMethod(f"heads {verifier.kind}, K = {count}", decoder, sampling, batch_size))
+                decoder = Decoder(target, drafter, count, rule, verifier.distance_budget)
+                name = f"{config.drafter.kind} {verifier.kind}, K = {count}"
+                methods.append(DecoderMethod(name, decoder, sampling, batch_size))
     return [*methods, BareForward(target, batch_size)]
 
 
@@ -152,8 +172,7 @@ def run_bench(config: BenchConfig) -> Session:
     if config.prompt_lookup_tokens and config.batch_size > 1:
         print(f"no row for prompt lookup: transformers' takes one prompt at a time, and batch_size={config.batch_size}")
     target = load_target(config.model)
-    head = load_heads(checkpoint_folder(config), target) if config.drafter.kind == "heads" else None
-    methods = make_methods(target, head, config)
+    methods = make_methods(target, *make_drafter(target, config), config)
     groups = [
         group
         for split in config.splits

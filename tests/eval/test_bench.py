@@ -67,6 +67,16 @@ def measure(folder: Path, words: list[str]) -> dict[str, Any]:
     return json.loads((folder / "bench.json").read_text(encoding="utf-8"))
 
 
+def test_draft_model_beside_plain(prompts: Path, tmp_path: Path) -> None:
+    """A sibling of the random target drafts; what it costs and gives is counted, and nothing it writes is different."""
+    words = [*small(prompts, tmp_path), "drafter=model", "num_draft_tokens=2", "rounds=1", "with_generate=false"]
+    record = measure(tmp_path, [*words, "prompt_lookup_tokens=0"])
+    assert [row["method"] for row in record["methods"]] == ["plain", "model lossless, K = 2"]
+    row = record["methods"][1]
+    assert row["counters"]["drafted"] > 0
+    assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"]
+
+
 def test_greedy_bench_end_to_end(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
     heads = ["drafter=heads", f"checkpoint={checkpoint}", "num_draft_tokens=[1,3,5]"]
     record = measure(tmp_path, [*small(prompts, tmp_path), *heads])
@@ -145,6 +155,8 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
         (["num_draft_tokens=[2,2]"], "a list of different ones"),
         (["drafter.kind=ngram"], "drafter.kind='ngram' is unknown; choose one of none, heads"),
         (["verifier.kind=relaxed"], "verifier.kind='relaxed' is unknown; choose one of lossless"),
+        (["drafter=model"], "drafter=model with checkpoint='' and num_draft_tokens=0"),
+        (["drafter=model", "num_draft_tokens=2", "checkpoint=x"], "has no checkpoint of ours"),
         (["verifier=static"], "verifier=static with temperature=0: greedy decoding leaves nothing to relax"),
         (["verifier=static", "temperature=1"], "verifier=static has no drafts to judge; add drafter=heads"),
         (["verifier=static", "verifier.lenience=0.5"], "verifier.lenience=0.5 is no parameter of static"),
