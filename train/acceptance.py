@@ -67,11 +67,11 @@ def _kept(
     """min(1, q(y) / p(y)) [N] on the CPU."""
     kept = []
     for states, labels, teacher in zip(*(x.split(PROBS_ROWS) for x in (states_NH, labels_N, teacher_NH)), strict=True):
+        draft_logits = head.target.get.hide_padding(head.widen(head.logits(states, step)))
         if sampling.is_greedy:
-            guesses = head.logits(states, step).argmax(dim=-1)
-            kept.append((guesses if head.draft_vocab is None else head.draft_vocab[guesses]) == labels)
+            kept.append(draft_logits.argmax(dim=-1) == labels)
         else:
-            q = transform_logits(head.widen(head.logits(states, step)), sampling).gather(1, labels[:, None])[:, 0]
+            q = transform_logits(draft_logits, sampling).gather(1, labels[:, None])[:, 0]
             logits = head.target.get.hide_padding(head.target.get.logits(teacher))
             p = transform_logits(logits, sampling).gather(1, labels[:, None])[:, 0]
             kept.append((q / p.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1))
