@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +159,15 @@ def test_options_out_of_range_are_refused(option: str, value: float) -> None:
         replace(testbed.TestbedOptions().draft, **{option: value})
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Ctrl-C as in a terminal: a shell that starts the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize("model", ["target", "draft"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_interrupt_leaves_nothing_half_made(
