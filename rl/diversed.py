@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from omegaconf import MISSING
@@ -256,7 +256,7 @@ def update_cost(log: list[dict[str, float]], steps_of_a_rollout: int) -> str:
     rollouts = [line["time/rollout_s"] for line in log if "time/rollout_s" in line]
     if not updates or not rollouts:
         return ""
-    epoch_s, rollout_s = fmean(updates) * steps_of_a_rollout, fmean(rollouts)
+    epoch_s, rollout_s = median(updates) * steps_of_a_rollout, median(rollouts)
     return f"an update epoch took {epoch_s:.3f} s, {epoch_s / rollout_s:.1%} of the {rollout_s:.3f} s of its rollout"
 
 

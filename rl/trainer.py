@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import TrainerControl
+from transformers import ProgressCallback, TrainerControl
 from trl import RLOOTrainer
 
 from models.checkpoint import load_ensemble, save_ensemble
@@ -33,7 +33,7 @@ from models.target import Target
 from rl.floor import RunState
 from rl.policy import PolicyOptions, acceptance, baselines, logprobs, surrogate
 from rl.rollout import FixedWeight, Rollout, Weigher, sample_rollouts, stack_features, verified_tokens
-from rl.trl_parts import EpochSampler, HeadPolicy, checked_reward
+from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
 
 STATE_NAME = "diversed_state.json"
 # Streams of random numbers that no rollout of training uses.
@@ -108,6 +108,8 @@ class DiversedTrainer(RLOOTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(ShortProgress())
 
     @property
     def head(self) -> EnsembleHead:
@@ -291,12 +293,11 @@ class DiversedTrainer(RLOOTrainer):
             )
 
     def try_reward(self) -> None:
-        """Ask the reward about one completion, so that one that does not work is told before anything is sampled."""
+        """Ask the reward about one completion, an empty one: one that fails is told before anything is sampled."""
         row = self.train_dataset[0]
-        text = row["answer"] if isinstance(row.get("answer"), str) else ""
         is_chat = isinstance(row["prompt"], list) and isinstance(row["prompt"][0], dict)
-        completion = [{"role": "assistant", "content": text}] if is_chat else text
-        ids = self.processing_class(text=text, add_special_tokens=False)["input_ids"]
+        completion = [{"role": "assistant", "content": ""}] if is_chat else ""
+        ids = list(self.pair.target.eos_token_ids)[:1]
         self._calculate_rewards([row], [row["prompt"]], [completion], [ids])
         self._forget_pending()
 

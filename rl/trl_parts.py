@@ -10,6 +10,7 @@ from transformers import (
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
+    ProgressCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
@@ -42,6 +43,26 @@ class HeadPolicy(PreTrainedModel):
     def forward(self, features: Tensor) -> Tensor:
         """Features [..., F] -> w [...]."""
         return self.head(features)
+
+
+class ShortProgress(ProgressCallback):
+    """transformers' progress bar; of a line of the log it shows what tells how training goes, and not all of it."""
+
+    SHOWN = ("objective", "reward", "acceptance", "weight", "lam", "certificate")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Nothing of a line without any of these."""
+        names = [f"{prefix}{name}" for prefix in ("", "eval_") for name in self.SHOWN]
+        shown = {name: f"{logs[name]:.4g}" for name in names if logs and name in logs}
+        if state.is_world_process_zero and self.training_bar is not None and shown:
+            self.training_bar.write(", ".join(f"{name} {value}" for name, value in shown.items()))
 
 
 class StopAfterRollout(StopOnInterrupt):

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,7 @@ from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
 from rl.rewards.loading import RewardOptions
 from rl.trainer import STATE_NAME
+from train import testbed
 from train.config import CONF, INTERRUPTED, checked
 from train.data import DataOptions
 from train.trainer import GuardGradients
@@ -401,6 +403,37 @@ def test_testbed_experiment_composes() -> None:
     assert config.model.source == "testbed"
     assert (config.reward.spec, config.drafter.kind) == ("testbed", "model")
     check_options(config)
+
+
+def test_testbed_experiment_runs_as_it_is_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With two models of a few thousand weights, and otherwise the same: its tokenizer knows its own words alone."""
+    size = {"hidden_size": 16, "num_heads": 2, "num_layers": 1, "max_steps": 3}
+    default = testbed.TestbedOptions()
+    small = testbed.TestbedOptions(replace(default.target, **size), replace(default.draft, **size))
+    monkeypatch.setattr(diversed_module, "ensure_testbed", partial(testbed.ensure_testbed, options=small))
+    short = [
+        "heldout_prompts=2",
+        "trainer.per_device_train_batch_size=8",
+        "trainer.max_steps=2",
+        "trainer.eval_steps=1",
+    ]
+    train_verifier(
+        compose_checked(
+            *(
+                "+model=testbed",
+                "experiment=testbed",
+                f"work_dir={tmp_path}",
+                "trainer.save_steps=1",
+                "floor.prompts=2",
+            ),
+            *short,
+        )
+    )
+    printed = capsys.readouterr().out
+    assert "held-out prompts: reward" in printed
+    assert "an update epoch took" in printed
 
 
 def test_testbed_is_loaded_as_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
