@@ -4,13 +4,14 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from train.provenance import commit
 
 PACKAGES = ("foretoken", "torch", "transformers")
 
@@ -19,27 +20,11 @@ def describe_run(module: str, device: torch.device) -> dict[str, Any]:
     """Command, commit, hardware and versions, ready for JSON."""
     return {
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "hardware": _hardware(device),
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
     }
-
-
-def _commit() -> str:
-    """Short hash; "+changes" behind it where tracked files differ from it."""
-    where = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+changes"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=where,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def _hardware(device: torch.device) -> str:

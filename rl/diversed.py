@@ -6,11 +6,8 @@ command goes on where a stopped run was.
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +35,7 @@ from train.config import INTERRUPTED, entry
 from train.data import DataOptions
 from train.jsonl_logger import JsonlLogger
 from train.mtp import LOGGERS
+from train.provenance import origin
 from train.shards import ShardFolder
 from train.testbed import ensure_testbed
 from train.trainer import GuardGradients
@@ -262,19 +260,7 @@ def update_cost(log: list[dict[str, float]], steps_of_a_rollout: int) -> str:
 
 def provenance(config: DiversedConfig) -> dict[str, Any]:
     """How a head came about: command, commit, versions and settings."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
-    return {
-        "command": shlex.join(["python", "-m", "rl.diversed", *sys.argv[1:]]),
-        "commit": done.stdout.strip() or "unknown",
-        "versions": {name: version(name) for name in ("foretoken", "torch", "transformers", "trl")},
-        "config": asdict(config),
-    }
+    return {**origin("rl.diversed", ("transformers", "trl")), "config": asdict(config)}
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.masks import mask_answers, render_ids
-from train.prompts import hub, instructions, jsonl, stdlib
+from train.prompts import hub, instructions, jsonl, stdlib, stories
 from train.prompts.record import Message, Prompt, mix_by_task
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataOptions", "Example", "Prompt", "dedupe", "load_prompts", "render_example", "render_prompt"]
 
-SOURCES = ("instructions", "stdlib", *hub.KNOWN, "jsonl", "hub", "mixed")
+SOURCES = ("instructions", "stories", "stdlib", *hub.KNOWN, "jsonl", "hub", "mixed")
 LANGUAGES = ("en", "ko")
 
 
@@ -86,6 +86,8 @@ def _load_source(entry: str, options: DataOptions) -> list[Prompt]:
     path, fraction = own_path or options.path, options.heldout_fraction
     if source == "instructions":
         return instructions.generate(options.seed, fraction, options.languages)
+    if source == "stories":
+        return stories.generate(options.seed, fraction)
     if source == "stdlib":
         return stdlib.load(options.seed, fraction, Path(path) if path else None)
     if source == "jsonl":

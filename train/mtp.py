@@ -6,10 +6,8 @@ command goes on where a stopped run was.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from train.examples import OnlineRows, examples_digest, first_texts, from_answer
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.losses import LossOptions
+from train.provenance import origin
 from train.shards import ShardFolder
 from train.trainer import (
     GuardGradients,
@@ -180,17 +179,8 @@ def _fit(trainer: HeadTrainer, folder: Path, last: str | None) -> None:
 
 def provenance(config: MTPConfig, text_digest: str, num_examples: int, trainer: HeadTrainer) -> dict[str, Any]:
     """How a checkpoint came about: command, commit, versions, text and settings."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
     return {
-        "command": " ".join(["python", "-m", "train.mtp", *sys.argv[1:]]),
-        "commit": commit.stdout.strip() or "unknown",
-        "versions": {name: version(name) for name in ("foretoken", "torch", "transformers", "accelerate")},
+        **origin("train.mtp", ("transformers", "accelerate")),
         "text_fingerprint": text_digest,
         "num_examples": num_examples,
         "steps": trainer.state.global_step,

@@ -68,6 +68,21 @@ def atomic_write(path: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
+    room = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    scratch, old = room / "new", room / "old"
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        if folder.exists():
+            folder.rename(old)
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
 def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> None:
     """ValueError, before any work, when the disk under `folder` has less than `needed_bytes` free."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())

@@ -10,10 +10,6 @@ appears whole or not at all. Must not know of verification, rewards or Hydra.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, Trai
 
 from models.target import Target, TargetOptions, load_target
 from train import testbed_language as language
-from train.shards import MANIFEST, read_manifest
+from train.shards import MANIFEST, read_manifest, whole_folder
 from train.testbed_language import DRAFT_DIALECT, TARGET_DIALECT, Dialect, decisive_places, testbed_prompts
 
 if TYPE_CHECKING:
@@ -145,21 +141,6 @@ def _change(key: str, found: Any, wanted: Any) -> str:
     if isinstance(found, int | float | str) and isinstance(wanted, int | float | str):
         return f"{key} {found}, now {wanted}"
     return f"another {key}"
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
-    room = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    scratch, old = room / "new", room / "old"
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
 
 
 def train_model(school: SchoolOptions, seed: int, folder: Path) -> None:
