@@ -17,6 +17,7 @@ import torch
 from omegaconf import MISSING
 from tqdm import tqdm
 
+from eval.decisive import find_weights, render_weights
 from eval.frontier import Frontier, FrontierOptions, analyse
 from eval.frontier_report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
 from eval.pairs import DRAFTERS, load_dynamics, load_pair, name_checkpoints, require_unseen
@@ -163,6 +164,8 @@ def run_pareto(config: ParetoConfig) -> Sitting:
         write_transfer([*earlier.values(), about | {"frontier": frontier_record(frontier, points)}], config)
     if sitting.is_complete and shown:
         write_page(shown, questions[: config.shown_prompts], reward, target.tokenizer, config)
+    if sitting.is_complete and config.model.source == TESTBED:
+        write_weights(points, questions, config)
     print(f"written to {config.output_dir}")
     if isinstance(sitting.stopped_by, Exception):
         raise sitting.stopped_by
@@ -265,6 +268,16 @@ def write_transfer(records: Sequence[Mapping[str, Any]], config: ParetoConfig) -
     write_text(Path(config.output_dir) / "transfer.md", table + "\n")
     write_text(Path(config.output_dir) / "transfer.csv", transfer_csv(cells))
     print(f"{table}\n")
+
+
+def write_weights(points: Sequence[Point], questions: Sequence[Question], config: ParetoConfig) -> None:
+    """w of trained heads over the testbed's decisive and free tokens, where any head is measured."""
+    params = GenerationParams(config.max_new_tokens, sampling_of(config), stream_seed(config.seed, 0))
+    found = find_weights(points, [one.ids for one in questions], params, config.batch_size)
+    if found:
+        table = render_weights(found)
+        write_text(Path(config.output_dir) / "weights.md", table + "\n")
+        print(f"{table}\n")
 
 
 def write_page(

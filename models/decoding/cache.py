@@ -202,6 +202,14 @@ class RaggedCache(Cache):
                 layer.values[len(rows) : self.batch_size].zero_()
         self._set_lengths([self.lengths[row] for row in rows])
 
+    def copy_rows(self, rows: Sequence[int]) -> None:
+        """Make a batch of these rows, in this order; a row may come several times, each with entries of its own."""
+        rows_B = torch.tensor(rows, device=self.device)
+        for layer in self.layers:
+            if layer.keys is not None:
+                layer.keys, layer.values = layer.keys[rows_B], layer.values[rows_B]
+        self._set_lengths([self.lengths[row] for row in rows])
+
     def extend(self, other: "RaggedCache") -> None:
         """Append other's rows. `other` must come from the same model; it is left as it was."""
         rows, used = self.batch_size, max(self.longest, other.longest)

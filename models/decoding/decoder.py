@@ -186,14 +186,19 @@ class Decoder:
         return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer)
 
     def _prefill(self, rows: list[Row], params: GenerationParams, hooks: _Hooks) -> _Batch | None:
-        """Run the target over the prompts and emit each row's first token."""
+        """Run the target over the prompts, once over each, and emit each row's first token."""
         started = time.perf_counter()
         device = self.target.device
-        lengths = [len(row.prompt) for row in rows]
-        ids_BT = _pad([row.prompt for row in rows], device)
-        cache = RaggedCache(self.target.config, len(rows), device, self.target.dtype)
+        numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(row.prompt) for row in rows))}
+        ids_BT = _pad([list(prompt) for prompt in numbers], device)
+        cache = RaggedCache(self.target.config, len(numbers), device, self.target.dtype)
         hidden_BTH = self._target_pass(ids_BT, cache)
-        cache.advance(lengths)
+        cache.advance([len(prompt) for prompt in numbers])
+        lengths = [len(row.prompt) for row in rows]
+        if len(numbers) < len(rows):
+            of_row = [numbers[tuple(row.prompt)] for row in rows]
+            cache.copy_rows(of_row)
+            ids_BT, hidden_BTH = ids_BT[of_row], hidden_BTH[of_row]
         last_B = torch.tensor(lengths, device=device) - 1
         rows_B = torch.arange(len(rows), device=device)
         raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH[rows_B, last_B]))[:, None]

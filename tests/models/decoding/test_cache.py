@@ -103,6 +103,23 @@ def test_rows_leave_and_join(target: Target) -> None:
             check_row(target, text, hidden_TH)
 
 
+def test_copied_rows_go_their_own_ways(target: Target) -> None:
+    """Two prompts, five rows; each then reads something else, and one rolls back what the others keep."""
+    prompts = [random_tokens(9, 1), random_tokens(4, 2)]
+    cache = make_cache(target, 2)
+    feed(target, cache, prompts)
+    order = [1, 0, 0, 1, 0]
+    cache.copy_rows(order)
+    more = [random_tokens(3, 10 + row) for row in range(5)]
+    feed(target, cache, more)
+    cache.rollback([0, 0, 2, 0, 0])
+    last = [random_tokens(2, 20 + row) for row in range(5)]
+    hidden_BTH = feed(target, cache, last)
+    for row, source in enumerate(order):
+        kept = more[row][:1] if row == 2 else more[row]
+        check_row(target, prompts[source] + kept + last[row], hidden_BTH[row])
+
+
 def test_same_with_eager_attention() -> None:
     """Additive masks, and no mask where one query sees everything."""
     target = make_tiny_target(family="mistral")

@@ -1,8 +1,10 @@
 """Greedy decoding: speculative == reference == transformers' generate, token for token, in float32."""
 
 import itertools
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from models.decoding.counters import add_up
 from models.decoding.decoder import Decoder
@@ -75,6 +77,26 @@ def check_speculative(case: Case, num_draft_tokens: int, max_batch_size: int) ->
     assert total.sequences == NUM_PROMPTS
     assert total.accepted == sum(sum(result.accepted) for result in results)
     assert all(0 < count < drafted for count, drafted in zip(total.accepted_at, total.drafted_at, strict=True))
+
+
+def test_repeated_prompts_are_read_once(llama: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they join a batch that is under way; and each row goes its own way from there."""
+    order = [0, 1, 0, 0, 2, 1, 0]
+    widths: list[tuple[int, ...]] = []
+    whole = llama.target.hidden
+
+    def hidden(ids_BT: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        widths.append(tuple(ids_BT.shape))
+        return whole(ids_BT, *args, **kwargs)
+
+    monkeypatch.setattr(llama.target, "hidden", hidden)
+    params = GenerationParams(max_new_tokens=NEW_TOKENS, eos_token_ids=())
+    prompts = [llama.prompts[i] for i in order]
+    results = Decoder(llama.target, llama.drafter, 3).generate(prompts, params)
+    assert [result.tokens for result in results] == [llama.endless[i] for i in order]
+    assert widths[0] == (3, max(len(llama.prompts[i]) for i in order))
+    results = Decoder(llama.target, llama.drafter, 3).generate(prompts, params, max_batch_size=4)
+    assert [result.tokens for result in results] == [llama.endless[i] for i in order]
 
 
 @pytest.mark.parametrize("max_new_tokens", range(1, 12))
