@@ -94,7 +94,8 @@ class EnsembleHead(nn.Module):
         """What the head looks at, [B, K, F], float32.
 
         Linear: [h_draft; h_target], each divided by its root mean square, so that no model's scale matters. The mlp
-        further: H(p) / log V, H(q) / log V, TV(p, q), 1 where p and q have the same likeliest token, 1 / (k + 1).
+        further, scaled up to weigh as much: H(p) / log V, H(q) / log V, TV(p, q), 1 where p and q have the same
+        likeliest token, 1 / (k + 1).
         ValueError for a drafter without hidden states, or for hidden states of other widths.
         """
         num_draft_tokens = block.num_draft_tokens
@@ -116,7 +117,8 @@ class EnsembleHead(nn.Module):
             )
         parts = [unit_rms(draft_hidden_BKH), unit_rms(target_hidden_BTH[:, :num_draft_tokens])]
         if self.options.kind == "mlp":
-            parts.append(scalar_features(block))
+            # As much of a hidden unit's input as all of the hidden states together: they would drown among hundreds.
+            parts.append(scalar_features(block) * math.sqrt(sum(expected) / NUM_SCALARS))
         return torch.cat(parts, dim=-1)
 
 

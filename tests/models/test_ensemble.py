@@ -84,7 +84,8 @@ def check_features(code: SimpleNamespace) -> None:
                 entropies = [-sum(x * math.log(x) for x in law if x > 0) / math.log(VOCAB) for law in (p, q)]
                 tv = sum(abs(x - y) for x, y in zip(p, q, strict=True)) / 2
                 agrees = float(p.index(max(p)) == q.index(max(q)))
-                expected += [*entropies, tv, agrees, 1 / (k + 1)]
+                scale = math.sqrt((DRAFT_SIZE + TARGET_SIZE) / 5)
+                expected += [scale * one for one in (*entropies, tv, agrees, 1 / (k + 1))]
             assert features_BKF[b, k].tolist() == pytest.approx(expected, abs=ROUNDING)
 
 
