@@ -1,0 +1,175 @@
+"""`train.draft` from prompts to a folder that decodes, on a tiny target: what is made, and that a stopped run ends the
+same."""
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.decoding.decoder import Decoder
+from models.decoding.drafters.model import load_model_drafter
+from models.decoding.reference import decode_plainly
+from models.decoding.rows import GenerationParams
+from models.target import TargetOptions, load_target
+from train import draft as draft_module
+from train.answers import AnswerOptions
+from train.config import INTERRUPTED
+from train.data import DataOptions
+from train.distill_student import CutOptions
+from train.draft import RECORD, DraftConfig, PathOptions, train_draft
+from train.hidden_cache import CacheOptions
+from train.trainer import GuardGradients, TrainerOptions
+
+MAX_STEPS = 8
+NUM_PROMPTS = 30
+
+
+def make_config(folder: Path, **changes: Any) -> DraftConfig:
+    """One layer cut from three; 30 prompts, 24 tokens an answer, 8 steps of 4 rows; evaluated and saved every 3."""
+    prompts = folder / "prompts.jsonl"
+    if not prompts.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [{"prompt": f"Say {i} and {i * i % 17}."} for i in range(NUM_PROMPTS)]
+        prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DraftConfig(
+        model=TargetOptions(name="tiny", source="random", dtype="float32", device="cpu"),
+        work_dir=str(folder),
+        data=DataOptions(source="jsonl", path=str(prompts), heldout_fraction=0.2),
+        answers=AnswerOptions(max_new_tokens=24, batch_size=8, shard_prompts=8),
+        cache=CacheOptions(shard_examples=8, batch_tokens=256),
+        cut=CutOptions(layers=1),
+        trainer=TrainerOptions(
+            max_steps=MAX_STEPS,
+            per_device_train_batch_size=4,
+            learning_rate=2e-3,
+            warmup_steps=2,
+            eval_steps=3,
+            save_steps=3,
+            logging_steps=1,
+            autocast=False,
+        ),
+        logger="jsonl",
+        paths=PathOptions(str(folder / "answers"), str(folder / "hidden"), str(folder / "draft")),
+    )
+    return replace(config, **changes)
+
+
+def with_trainer(config: DraftConfig, **changes: Any) -> DraftConfig:
+    return replace(config, trainer=replace(config.trainer, **changes))
+
+
+def read_log(config: DraftConfig) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(config.paths.draft) / "log.jsonl").read_text().splitlines()]
+
+
+def weights_of(config: DraftConfig) -> dict[str, torch.Tensor]:
+    return load_file(Path(config.paths.draft) / "model.safetensors")
+
+
+def record_of(config: DraftConfig) -> dict[str, Any]:
+    return json.loads((Path(config.paths.draft) / RECORD).read_text())
+
+
+def exported(config: DraftConfig) -> tuple[bytes, dict[str, Any]]:
+    """The exported tensors' bytes and what was measured."""
+    return (Path(config.paths.draft) / "model.safetensors").read_bytes(), record_of(config)["acceptance"]
+
+
+def assert_ends_alike(config: DraftConfig, uninterrupted: DraftConfig) -> None:
+    """Bit-identical tensors, the same measurements, and log lines for the same steps."""
+    assert exported(config) == exported(uninterrupted)
+    ours, theirs = ([line for line in read_log(one) if "train_runtime" not in line] for one in (config, uninterrupted))
+    assert [(line["step"], "eval_acceptance" in line) for line in ours] == [
+        (line["step"], "eval_acceptance" in line) for line in theirs
+    ]
+    for key in ("eval_block_length", "eval_acceptance", "learning_rate", "acceptance", "grad_norm"):
+        assert [line[key] for line in ours if key in line] == [line[key] for line in theirs if key in line]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> DraftConfig:
+    config = make_config(tmp_path_factory.mktemp("whole"))
+    train_draft(config)
+    return config
+
+
+@pytest.fixture
+def config(tmp_path: Path, uninterrupted: DraftConfig) -> DraftConfig:
+    """Answers and hidden states are there already."""
+    shutil.copytree(uninterrupted.work_dir, tmp_path / "run", ignore=shutil.ignore_patterns("draft"))
+    return make_config(tmp_path / "run")
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """A real SIGINT in the step that follows `step` finished ones."""
+
+    class Interrupting(GuardGradients):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == step:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(draft_module, "GuardGradients", Interrupting)
+
+
+def test_the_exported_folder_decodes(uninterrupted: DraftConfig) -> None:
+    """As `model.draft=FOLDER drafter=model` loads it: greedy decoding gives the target's own text."""
+    folder = Path(uninterrupted.paths.draft)
+    target = load_target(uninterrupted.model)
+    named = replace(uninterrupted.model, source="folder", draft=str(folder))
+    drafter = load_model_drafter(named, target)
+    assert len(drafter.draft.layers()) == 1
+    prompts = [list(target.tokenizer(text)["input_ids"]) for text in ("Say 3 and 9.", "Say 12", "?", "Say 1 and 1.")]
+    results = Decoder(target, drafter, 3).generate(prompts, GenerationParams(24))
+    assert [result.tokens for result in results] == [decode_plainly(target, prompt, 24) for prompt in prompts]
+    assert sum(sum(result.accepted) for result in results) > 0
+
+
+def test_what_was_measured_and_logged(uninterrupted: DraftConfig) -> None:
+    record = record_of(uninterrupted)
+    before, after = record["acceptance"]["before"], record["acceptance"]["after"]
+    assert after["acceptance"] > before["acceptance"]
+    assert record["steps"] == MAX_STEPS
+    log = read_log(uninterrupted)
+    evaluations = [line for line in log if "eval_block_length" in line]
+    assert [line["step"] for line in evaluations] == [3, 6, 8]
+    # The best of the evaluations is what was kept.
+    best = max(evaluations, key=lambda line: line["eval_block_length"])
+    assert after["mean_block_length"] == pytest.approx(best["eval_block_length"], abs=1e-6)
+    assert after["acceptance"] == pytest.approx(best["eval_acceptance"], abs=1e-6)
+    steps = [line for line in log if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, MAX_STEPS + 1))
+    assert all({"acceptance", "agreement"} <= set(line) for line in steps)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+@pytest.mark.parametrize("step", [1, 3, 6, 7])
+def test_interrupted_training_ends_the_same(
+    step: int,
+    config: DraftConfig,
+    uninterrupted: DraftConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """In mid-epoch, at a saved step, in the second epoch, in the last step."""
+    interrupt_at(monkeypatch, step)
+    with pytest.raises(SystemExit) as stop:
+        train_draft(config)
+    assert stop.value.code == INTERRUPTED
+    assert f"stopped at step {step + 1}; the same command goes on" in capsys.readouterr().out
+    assert not (Path(config.paths.draft) / "model.safetensors").exists()
+    monkeypatch.undo()
+    train_draft(config)
+    assert_ends_alike(config, uninterrupted)
+
+
+def test_a_finished_run_run_again_changes_nothing(config: DraftConfig, uninterrupted: DraftConfig) -> None:
+    first = train_draft(config)
+    assert train_draft(config) == first
+    assert_ends_alike(config, uninterrupted)
