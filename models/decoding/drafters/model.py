@@ -10,13 +10,16 @@ Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H the draft
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.checkpoint import model_record
 from models.decoding.cache import RaggedCache
 from models.decoding.drafters.base import Draft
+from models.decoding.drafters.options import DrafterContext, DrafterOptions
 from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads.base import last_kept
@@ -182,6 +185,12 @@ def load_model_drafter(options: TargetOptions, target: Target) -> ModelDrafter:
         )
     sibling = replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions())
     return ModelDrafter(load_target(sibling), target)
+
+
+def build(options: DrafterOptions, context: DrafterContext) -> tuple[ModelDrafter, dict[str, Any]]:
+    """See `options.Build`."""
+    drafter = load_model_drafter(context.model, context.target)
+    return drafter, dict(model_record(drafter.draft))
 
 
 def _check_vocabulary(draft: Target, target: Target) -> None:
