@@ -147,4 +147,5 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def answer_places(loss_mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns [N] of the positions whose next token is part of an answer."""
-    return F.pad(loss_mask_BT[:, 1:], (0, 1)).nonzero(as_tuple=True)
+    rows_N, columns_N = F.pad(loss_mask_BT[:, 1:], (0, 1)).nonzero(as_tuple=True)
+    return rows_N, columns_N

@@ -5,17 +5,19 @@ Shape suffixes: N positions, T time, K draft, L answer tokens, V vocabulary, H h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
 from models.decoding.sampling import SamplingParams, transform_logits
 from models.target import Target
 from train.acceptance import PROBS_ROWS, answer_spans, simulate
-from train.examples import Row
+from train.examples import OnlineRows
+from train.hidden_cache import CachedRows
 
 
 @dataclass(frozen=True)
@@ -30,31 +32,43 @@ class Measured:
     acceptance_at: list[float]
 
 
-@torch.no_grad()
-def measure(
-    target: Target, draft: Target, rows: Iterable[Row], sampling: SamplingParams, num_draft_tokens: int
-) -> Measured:
-    """Acceptance of `draft` on the rows' answers; the target's hidden states are made where a row has none."""
-    overlap, agreed, tables = [], [], []
-    for row in rows:
-        ids_T = row.input_ids.to(target.device)
-        teacher_TH = target.hidden(ids_T[None])[0] if row.hidden is None else row.hidden.to(target.device)
-        states_TH = draft.hidden(ids_T[None])[0]
-        for first, end in answer_spans(row.loss_mask):
-            before = slice(first - 1, end - 1)
-            found = _rates(target, draft, teacher_TH[before], states_TH[before], ids_T[first:end], sampling)
-            overlap.append(found[0])
-            agreed.append(found[1])
-            tables.append(block_table(found[2], num_draft_tokens))
-    if not tables:
-        raise ValueError("no held-out text has an answer to draft; use more prompts, or another data.heldout_fraction")
-    simulated = simulate(tables)
-    return Measured(
-        torch.cat(overlap).mean().item(),
-        torch.cat(agreed).mean().item(),
-        simulated.mean_block_length,
-        simulated.acceptance_at,
-    )
+@dataclass(frozen=True)
+class HeldOut:
+    """The texts that drafts are measured on, and how the target decodes them."""
+
+    target: Target
+    rows: CachedRows | OnlineRows
+    sampling: SamplingParams
+    num_draft_tokens: int
+
+    @torch.no_grad()
+    def measure(self, draft: Target) -> Measured:
+        """Acceptance of `draft` on the answers; the target's hidden states are made where a row has none."""
+        target = self.target
+        draft.model.eval()
+        overlap, agreed, tables = [], [], []
+        indices = tqdm(range(len(self.rows)), desc="held-out", unit="text", leave=False)
+        for row in (self.rows[index] for index in indices):
+            ids_T = row.input_ids.to(target.device)
+            teacher_TH = target.hidden(ids_T[None])[0] if row.hidden is None else row.hidden.to(target.device)
+            states_TH = draft.hidden(ids_T[None])[0]
+            for first, end in answer_spans(row.loss_mask):
+                before = slice(first - 1, end - 1)
+                found = _rates(target, draft, teacher_TH[before], states_TH[before], ids_T[first:end], self.sampling)
+                overlap.append(found[0])
+                agreed.append(found[1])
+                tables.append(block_table(found[2], self.num_draft_tokens))
+        if not tables:
+            raise ValueError(
+                "no held-out text has an answer to draft; use more prompts, or another data.heldout_fraction"
+            )
+        simulated = simulate(tables)
+        return Measured(
+            torch.cat(overlap).mean().item(),
+            torch.cat(agreed).mean().item(),
+            simulated.mean_block_length,
+            simulated.acceptance_at,
+        )
 
 
 def block_table(kept_L: Tensor, num_draft_tokens: int) -> Tensor:

@@ -6,7 +6,6 @@ tensors alone), and its export as a folder that transformers reads.
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,24 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from models.decoding.drafters.model import ModelDrafter
 from models.target import Target, TargetOptions, load_target
 from models.wheel import WheelOptions
+from train.distill_cut import CutOptions, cut_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-# Lists of a model's configuration that have an entry a layer.
-PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
-
-
-@dataclass
-class CutOptions:
-    """layers: so many of the target's own layers, evenly spread, become the draft; 0: `model.draft` is trained."""
-
-    layers: int = 0
 
 
 @dataclass
@@ -43,6 +32,10 @@ class LoraOptions:
 
     rank: int = 0
     scale: float = 32.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not self.scale > 0:
+            raise ValueError(f"lora.rank={self.rank} must be at least 0, and lora.scale={self.scale} above 0")
 
 
 class Student(nn.Module):
@@ -96,50 +89,12 @@ class Student(nn.Module):
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def make_student(
-    target: Target, options: TargetOptions, cut: CutOptions, lora: LoraOptions, train_embeddings: bool, seed: int
-) -> Student:
-    """The draft before training. ValueError where there is none, or where it cannot draft for the target."""
+def start_draft(target: Target, options: TargetOptions, cut: CutOptions) -> Target:
+    """The draft before training, in float32. ValueError where there is none, or it cannot draft for the target."""
     draft = cut_layers(target, cut.layers) if cut.layers else _load_sibling(target, options)
     # What cannot draft shows here, and not after hours of training.
     ModelDrafter(draft, target)
-    return Student(draft, lora, train_embeddings, seed)
-
-
-def spread_evenly(num_layers: int, num_kept: int) -> list[int]:
-    """Indices of the layers that stay, from the first to the last: [0] if it is one."""
-    return [round(i * (num_layers - 1) / max(1, num_kept - 1)) for i in range(num_kept)]
-
-
-def cut_layers(target: Target, num_kept: int) -> Target:
-    """A copy of the target, in float32, with `num_kept` of its layers, evenly spread; all else stays."""
-    num_layers = len(target.layers())
-    if not 1 <= num_kept < num_layers:
-        raise ValueError(f"cut.layers={num_kept} must be at least 1 and less than the target's {num_layers} layers")
-    kept = spread_evenly(num_layers, num_kept)
-    config = copy.deepcopy(target.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config.num_hidden_layers = num_kept
-    for name in PER_LAYER:
-        if (values := getattr(config, name, None)) is not None:
-            setattr(config, name, [values[layer] for layer in kept])
-    with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(target.device)
-    place = {old: new for new, old in enumerate(kept)}
-    weights = {}
-    for name, tensor in target.decoder.state_dict().items():
-        first, _, rest = name.partition(".")
-        if first == "layers":
-            layer, _, rest = rest.partition(".")
-            if int(layer) not in place:
-                continue
-            name = f"layers.{place[int(layer)]}.{rest}"
-        weights[name] = tensor
-    model.get_decoder().load_state_dict(weights)
-    model.get_output_embeddings().load_state_dict(target.output_head.state_dict())
-    model.generation_config = copy.deepcopy(target.model.generation_config)
-    return Target(model, target.tokenizer, f"{num_kept} layers of {target.name}")
+    return draft
 
 
 def _load_sibling(target: Target, options: TargetOptions) -> Target:

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import Trainer, TrainerControl
 
-from models.decoding.sampling import SamplingParams
-from models.target import Target
+from models.decoding.rows import stream_seed
 from train.distill import DistillOptions, answer_places, distill_loss
-from train.distill_measure import Measured, measure
+from train.distill_measure import HeldOut
+from train.distill_samples import answer_anew
 from train.distill_student import Student
 from train.examples import BucketSampler, collate
 from train.trainer import NonFinite
@@ -27,17 +26,15 @@ class DistillTrainer(Trainer):
 
     control: TrainerControl
 
-    def __init__(
-        self, student: Student, target: Target, options: DistillOptions, sampling: SamplingParams, **kwargs: Any
-    ) -> None:
-        super().__init__(model=student, data_collator=collate, **kwargs)
+    def __init__(self, student: Student, heldout: HeldOut, options: DistillOptions, **kwargs: Any) -> None:
+        super().__init__(model=student, data_collator=collate, eval_dataset=heldout.rows, **kwargs)
         # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
         # accumulation and a larger batch give the same gradient.
         self.model_accepts_loss_kwargs = True
         self.student = student
-        self.target = target
+        self.heldout = heldout
+        self.target = heldout.target
         self.options = options
-        self.sampling = sampling
         self._sums: dict[str, Tensor] = {}
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
@@ -50,6 +47,23 @@ class DistillTrainer(Trainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(**kwargs)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        """The optimizer step's batches, some of them with answers of the draft's own."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not self.options.on_policy:
+            return batches, num_items
+        batches = [self._maybe_anew(batch, index) for index, batch in enumerate(batches)]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _maybe_anew(self, batch: dict[str, Tensor], index: int) -> dict[str, Tensor]:
+        """Depends on seed, step and place in it alone, so that a resumed run draws what it would have drawn."""
+        place = self.state.global_step * self.args.gradient_accumulation_steps + index
+        seed = stream_seed(self.args.seed, place * self.args.world_size + self.args.process_index)
+        if torch.rand((), generator=torch.Generator().manual_seed(seed)) >= self.options.on_policy:
+            return batch
+        view, temperature = self.student.view, self.options.on_policy_temperature
+        return answer_anew(view, batch, temperature, self.target.eos_token_ids, seed)
 
     def compute_loss(
         self,
@@ -89,7 +103,7 @@ class DistillTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """What the held-out answers say."""
-        measured = self.measure(self.student.view, self.eval_dataset if eval_dataset is None else eval_dataset)
+        measured = self.heldout.measure(self.student.view)
         metrics = {
             f"{metric_key_prefix}_block_length": measured.mean_block_length,
             f"{metric_key_prefix}_acceptance": measured.acceptance,
@@ -98,10 +112,3 @@ class DistillTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def measure(self, draft: Target, dataset: Any) -> Measured:
-        """Acceptance of `draft` on these examples."""
-        draft.model.eval()
-        rows = tqdm((dataset[index] for index in range(len(dataset))), "held-out", len(dataset), False, unit="text")
-        with self.compute_loss_context_manager():
-            return measure(self.target, draft, rows, self.sampling, self.options.num_draft_tokens)

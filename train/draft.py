@@ -26,10 +26,11 @@ from train.answers import AnswerOptions
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions, Example
 from train.distill import DistillOptions
-from train.distill_measure import Measured
-from train.distill_student import CutOptions, LoraOptions, make_student
+from train.distill_cut import CutOptions, fit_start
+from train.distill_measure import HeldOut, Measured
+from train.distill_student import LoraOptions, Student, start_draft
 from train.distill_trainer import DistillTrainer
-from train.examples import OnlineRows
+from train.examples import OnlineRows, first_texts
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.mtp import LOGGERS
@@ -82,32 +83,30 @@ def train_draft(config: DraftConfig) -> float:
     fingerprint = target.fingerprint()
     folder = Path(config.paths.draft)
     # Options that do not fit show here, and not after hours of answering prompts.
-    student = make_student(
-        target, config.model, config.cut, config.lora, config.distil.train_embeddings, config.trainer.seed
-    )
+    draft = start_draft(target, config.model, config.cut)
     arguments = training_arguments(config.trainer, folder, target.device.type, config.logger)
     train, heldout, digest = load_texts(
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )
     heldout = heldout[: config.distil.max_heldout or None]
-    _require_same_run(folder, config, fingerprint, student.view.fingerprint(), digest)
+    _require_same_run(folder, config, fingerprint, draft.fingerprint(), digest)
     train_rows, heldout_rows = _rows(target, train, heldout, digest, config)
+    sampling = SamplingParams(
+        config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p
+    )
+    heldout_task = HeldOut(target, heldout_rows, sampling, config.distil.num_draft_tokens)
+    measured = {"before": _tell("before", heldout_task.measure(draft))}
+    if config.cut.layers and config.cut.fit_tokens:
+        fit_start(draft, target, first_texts(train, config.cut.fit_tokens))
+        measured["fitted"] = _tell("fitted", heldout_task.measure(draft))
+    student = Student(draft, config.lora, config.distil.train_embeddings, config.trainer.seed)
     interrupt = StopOnInterrupt()
     callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]
     if config.logger == "jsonl":
         callbacks.append(JsonlLogger(folder / "log.jsonl"))
     trainer = DistillTrainer(
-        student,
-        target,
-        config.distil,
-        SamplingParams(config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p),
-        args=arguments,
-        train_dataset=train_rows,
-        eval_dataset=heldout_rows,
-        callbacks=callbacks,
+        student, heldout_task, config.distil, args=arguments, train_dataset=train_rows, callbacks=callbacks
     )
-    before = trainer.measure(student.view, heldout_rows)
-    print(f"before: {_describe(before)}", flush=True)
     try:
         _fit(trainer, folder)
     finally:
@@ -118,14 +117,14 @@ def train_draft(config: DraftConfig) -> float:
     student.export(folder, target.dtype)
     # What was written is what is measured, as decoding will load it.
     exported = load_target(_exported_options(target, folder))
-    after = trainer.measure(exported, heldout_rows)
-    acceptance = {"before": asdict(before), "after": asdict(after), "on": "held-out answers, simulated"}
+    measured["after"] = _tell("after", heldout_task.measure(exported))
+    acceptance = {stage: asdict(found) for stage, found in measured.items()} | {"on": "held-out answers, simulated"}
     write_record(folder, provenance(config, digest, len(train), trainer) | {"acceptance": acceptance})
     target._fingerprint = None
     if target.fingerprint() != fingerprint:
         raise AssertionError("the target's weights have changed during training")
-    print(f"after:  {_describe(after)}\nthe draft is in {folder}: use it with model.draft={folder} drafter=model")
-    return after.mean_block_length
+    print(f"the draft is in {folder}: use it with model.draft={folder} drafter=model")
+    return measured["after"].mean_block_length
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -134,12 +133,15 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _describe(measured: Measured) -> str:
-    rates = " / ".join(f"{rate:.2f}" for rate in measured.acceptance_at)
-    return (
-        f"held-out acceptance {measured.acceptance:.3f} (sum of min(p, q)), equal first guesses "
-        f"{measured.agreement:.3f}, mean block length {measured.mean_block_length:.2f} (kept at place 1..K: {rates})"
+def _tell(stage: str, found: Measured) -> Measured:
+    """Print what was measured, and give it back."""
+    rates = " / ".join(f"{rate:.2f}" for rate in found.acceptance_at)
+    print(
+        f"{stage}: held-out acceptance {found.acceptance:.3f} (sum of min(p, q)), equal first guesses "
+        f"{found.agreement:.3f}, mean block length {found.mean_block_length:.2f} (kept at place 1..K: {rates})",
+        flush=True,
     )
+    return found
 
 
 def _exported_options(target: Target, folder: Path) -> TargetOptions:

@@ -18,16 +18,21 @@ from models.decoding.drafters.model import load_model_drafter
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
 from models.target import TargetOptions, load_target
+from train import distill_trainer as trainer_module
 from train import draft as draft_module
-from train.answers import AnswerOptions
+from train.answers import AnswerOptions, read_answers
 from train.config import INTERRUPTED
 from train.data import DataOptions
-from train.distill_student import CutOptions
+from train.distill import DistillOptions, distill_loss
+from train.distill_cut import CutOptions
+from train.distill_student import LoraOptions
 from train.draft import RECORD, DraftConfig, PathOptions, train_draft
 from train.hidden_cache import CacheOptions
 from train.trainer import GuardGradients, TrainerOptions
 
 MAX_STEPS = 8
+# Adam's first step is the gradient's sign: a rounding error of a tiny gradient may turn it, by this much.
+WEIGHT_TOLERANCE = 2 * 2e-3 + 1e-6
 NUM_PROMPTS = 30
 
 
@@ -59,6 +64,13 @@ def make_config(folder: Path, **changes: Any) -> DraftConfig:
         paths=PathOptions(str(folder / "answers"), str(folder / "hidden"), str(folder / "draft")),
     )
     return replace(config, **changes)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": {"lora": LoraOptions(rank=4)},
+    "on-policy": {"distil": DistillOptions(loss="reverse_kl", on_policy=0.5), "cache": CacheOptions(enabled=False)},
+    "sibling": {"cut": CutOptions(), "distil": DistillOptions(loss="jsd", train_embeddings=True, max_heldout=3)},
+}
 
 
 def with_trainer(config: DraftConfig, **changes: Any) -> DraftConfig:
@@ -133,8 +145,9 @@ def test_the_exported_folder_decodes(uninterrupted: DraftConfig) -> None:
 
 def test_what_was_measured_and_logged(uninterrupted: DraftConfig) -> None:
     record = record_of(uninterrupted)
-    before, after = record["acceptance"]["before"], record["acceptance"]["after"]
-    assert after["acceptance"] > before["acceptance"]
+    before, fitted, after = (record["acceptance"][stage] for stage in ("before", "fitted", "after"))
+    assert after["acceptance"] > max(before["acceptance"], fitted["acceptance"])
+    assert fitted != before
     assert record["steps"] == MAX_STEPS
     log = read_log(uninterrupted)
     evaluations = [line for line in log if "eval_block_length" in line]
@@ -173,3 +186,99 @@ def test_a_finished_run_run_again_changes_nothing(config: DraftConfig, uninterru
     first = train_draft(config)
     assert train_draft(config) == first
     assert_ends_alike(config, uninterrupted)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_are_interrupted_and_end_the_same(
+    variant: str, config: DraftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LoRA, the draft's own answers, a model that is no cut: what a stopped run makes is what a whole one does."""
+    stopped = with_trainer(replace(config, **VARIANTS[variant]), max_steps=5)
+    whole = replace(stopped, paths=PathOptions(config.paths.answers, str(tmp_path / "h"), str(tmp_path / "whole")))
+    stopped = replace(stopped, paths=replace(whole.paths, draft=str(tmp_path / "stopped")))
+    train_draft(whole)
+    interrupt_at(monkeypatch, 3)
+    with pytest.raises(SystemExit):
+        train_draft(stopped)
+    monkeypatch.undo()
+    train_draft(stopped)
+    assert_ends_alike(stopped, whole)
+    acceptance = record_of(whole)["acceptance"]
+    assert ("fitted" in acceptance) == (variant != "sibling")
+    assert acceptance["after"]["acceptance"] > acceptance["before"]["acceptance"]
+
+
+def test_accumulated_gradients_are_those_of_a_larger_batch(config: DraftConfig, tmp_path: Path) -> None:
+    """All rows in one batch, or in batches of three: the same step."""
+    constant = with_trainer(
+        config, max_steps=1, lr_scheduler_type="constant", warmup_steps=0, eval_steps=1, save_steps=1
+    )
+    num_rows = sum(answer.split == "train" for answer in read_answers(Path(config.paths.answers)))
+    weights, norms = [], []
+    for size in (num_rows, 3):
+        one = with_trainer(constant, per_device_train_batch_size=size, gradient_accumulation_steps=-(-num_rows // size))
+        one = replace(one, paths=replace(config.paths, draft=str(tmp_path / f"by{size}")))
+        train_draft(one)
+        weights.append(weights_of(one))
+        norms.append(next(line["grad_norm"] for line in read_log(one) if "grad_norm" in line))
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=WEIGHT_TOLERANCE, rtol=0, msg=name)
+
+
+def test_other_options_do_not_go_on_from_an_old_run(config: DraftConfig) -> None:
+    """They would export the old draft under the new options' name."""
+    short = with_trainer(config, max_steps=1)
+    train_draft(short)
+    for changed, named in [
+        (with_trainer(short, learning_rate=0.5), r"trainer\.learning_rate is 0\.002, now 0\.5"),
+        (replace(short, cut=CutOptions(layers=2)), r"started_from is"),
+        (replace(short, cut=CutOptions(layers=1, fit_tokens=0)), r"cut\.fit_tokens is 16384, now 0"),
+        (replace(short, lora=LoraOptions(rank=2)), r"lora\.rank is 0, now 2"),
+        (replace(short, distil=DistillOptions("tv")), r"distil\.loss is 'kl', now 'tv'"),
+    ]:
+        with pytest.raises(ValueError, match=rf"draft holds the work of another run: .*{named}"):
+            train_draft(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cut": CutOptions(layers=3)}, r"cut\.layers=3 must be at least 1 and less than the target's 3 layers"),
+        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, "saving steps"),
+        ({"logger": "papyrus"}, r"logger='papyrus' is unknown"),
+    ],
+)
+def test_options_that_do_not_fit_stop_before_any_prompt_is_answered(
+    changes: dict[str, Any], message: str, config: DraftConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_module, "load_texts", None)
+    with pytest.raises(ValueError, match=message):
+        train_draft(replace(config, **changes))
+
+
+def test_a_non_finite_loss_keeps_the_last_good_weights(config: DraftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says so, and a folder that loads."""
+    calls = iter(range(1, 100))
+
+    def poisoned(*args: Any) -> Any:
+        sums = distill_loss(*args)
+        return sums if next(calls) < 3 else replace(sums, total=sums.total * float("nan"))
+
+    monkeypatch.setattr(trainer_module, "distill_loss", poisoned)
+    with pytest.raises(
+        ValueError, match=r"the loss is nan at step 2; the weights of the last good step are in .*finite"
+    ):
+        train_draft(config)
+    kept = Path(config.paths.draft) / "last-finite"
+    assert len(load_target(TargetOptions(str(kept), "draft", "folder", "float32", "cpu")).layers()) == 1
+
+
+def test_a_changed_target_is_noticed(config: DraftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(trainer: Any, folder: Path) -> None:
+        with torch.no_grad():
+            trainer.target.output_head.weight.add_(0.5)
+
+    monkeypatch.setattr(draft_module, "_fit", spoil)
+    with pytest.raises(AssertionError, match="the target's weights have changed"):
+        train_draft(config)
