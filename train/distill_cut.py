@@ -27,8 +27,9 @@ from models.target import Target
 
 # Lists of a model's configuration that have an entry a layer.
 PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
-# Weight of the old matrix in the fit, relative to the mean square of an activation.
-RIDGE = 1e-2
+# Weight of the old matrix in the fit, relative to the mean square of an activation. SmolLM2 cut to 8 of 30 layers and
+# fitted to 4k tokens: held-out acceptance 0.03, 0.21, 0.46, 0.47 at 0.001, 0.01, 0.1, 0.3; 0.00 unfitted.
+RIDGE = 0.1
 # Largest gap between what a fitted layer was said to put out and what it does, relative to the largest entry.
 FIT_TOLERANCE = 1e-2
 

@@ -282,3 +282,26 @@ def test_a_changed_target_is_noticed(config: DraftConfig, monkeypatch: pytest.Mo
     monkeypatch.setattr(draft_module, "_fit", spoil)
     with pytest.raises(AssertionError, match="the target's weights have changed"):
         train_draft(config)
+
+
+def test_own_answers_are_new_each_step_and_counted(config: DraftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed is used once, and the loss is divided by the tokens that were written, not by those they replace."""
+    seeds, counts = [], []
+    compute_loss, anew = trainer_module.DistillTrainer.compute_loss, trainer_module.answer_anew
+
+    def recorded(*args: Any) -> Any:
+        seeds.append(args[-1])
+        return anew(*args)
+
+    def checked(
+        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        assert "hidden" not in inputs
+        counts.append((int(num_items_in_batch), int(inputs["labels"].ne(-100).sum())))
+        return compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+
+    monkeypatch.setattr(trainer_module, "answer_anew", recorded)
+    monkeypatch.setattr(trainer_module.DistillTrainer, "compute_loss", checked)
+    train_draft(with_trainer(replace(config, distil=DistillOptions(on_policy=1.0)), max_steps=4))
+    assert len(set(seeds)) == len(seeds) == 4
+    assert all(num_items == written for num_items, written in counts)
