@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
     "lookahead": ("models.decoding.drafters.lookahead", ("window", "ngram_size", "guesses")),
-    "universal": ("models.decoding.drafters.universal", ("method",)),
+    "universal": ("models.decoding.drafters.universal", ("method", "max_sequences")),
     "hybrid": ("models.decoding.drafters.hybrid", ()),
 }
 # Those that draft with trained heads, and those that load a second model.
@@ -46,6 +46,7 @@ class DrafterOptions:
     ngram_size: int | None = None
     guesses: int | None = None
     method: str | None = None
+    max_sequences: int | None = None
 
 
 @dataclass(frozen=True)
