@@ -14,20 +14,20 @@ from models.decoding.drafters.base import Drafter
 from models.target import Target, TargetOptions
 
 NONE = "none"
+DEFAULT_DRAFT_TOKENS = 4
 # kind -> the module of its builder, and the options that are its parameters, all of them needed.
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     NONE: ("", ()),
     "heads": ("models.decoding.drafters.heads", ()),
+    "tree": ("models.decoding.drafters.trees", ("shape", "tree_nodes", "tree_width")),
     "model": ("models.decoding.drafters.model", ()),
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
     "lookahead": ("models.decoding.drafters.lookahead", ("window", "ngram_size", "guesses")),
     "universal": ("models.decoding.drafters.universal", ("method", "max_sequences")),
-    "hybrid": ("models.decoding.drafters.hybrid", ()),
 }
-# Those that draft with trained heads, and those that load a second model.
-WITH_CHECKPOINT = ("heads", "hybrid")
-WITH_MODEL = ("model", "universal", "hybrid")
+# Those that draft with trained heads.
+WITH_CHECKPOINT = ("heads", "tree")
 
 
 @dataclass
@@ -38,6 +38,9 @@ class DrafterOptions:
     """
 
     kind: str = NONE
+    shape: str | None = None
+    tree_nodes: int | None = None
+    tree_width: int | None = None
     min_match: int | None = None
     max_match: int | None = None
     min_probability: float | None = None
@@ -62,7 +65,7 @@ class DrafterContext:
     checkpoint: Path | None = None
 
 
-# What a `build` gives: the drafter, and its record for checkpoints and results: kind, name and fingerprint or settings.
+# What a `build` gives: the drafter, and its record for checkpoints and results, of kind, name and fingerprint.
 Build = Callable[[DrafterOptions, DrafterContext], tuple[Drafter, dict[str, Any]]]
 
 
@@ -99,6 +102,15 @@ def make_drafter(
     return build(options, DrafterContext(target, model, checkpoint))
 
 
-def trained_draft_tokens(drafter: Drafter | None) -> int:
-    """The K that its heads were trained for; 0 without heads."""
-    return getattr(getattr(drafter, "head", None), "num_draft_tokens", 0)
+def default_draft_tokens(drafter: Drafter | None) -> int:
+    """K where none is asked for: what its heads were trained for, or all that it can draft, or 4; 0 for None."""
+    if drafter is None:
+        return 0
+    trained = getattr(getattr(drafter, "head", None), "num_draft_tokens", 0)
+    return trained or drafter.max_draft_tokens or DEFAULT_DRAFT_TOKENS
+
+
+def settings_record(options: DrafterOptions) -> dict[str, Any]:
+    """The record of a drafter that is nothing but its parameters."""
+    settings = ", ".join(f"{name}={value}" for name, value in check_drafter(options).items())
+    return {"kind": options.kind, "name": options.kind, "fingerprint": settings}
