@@ -19,15 +19,16 @@ from models.checkpoint import save_heads
 from models.decoding.sampling import SamplingParams
 from models.heads import HeadOptions, build_head
 from models.target import Target, TargetOptions, load_target
-from train.answers import AnswerOptions, answer_prompts, read_answers
+from train.answers import AnswerOptions
 from train.config import INTERRUPTED, entry
-from train.data import DataOptions, Example, load_prompts, render_example
-from train.examples import OnlineRows, examples_digest, first_texts, from_answers, most_frequent_tokens, trim
+from train.data import DataOptions, Example
+from train.examples import OnlineRows, first_texts, most_frequent_tokens
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.losses import LossOptions
 from train.provenance import origin
 from train.shards import ShardFolder
+from train.texts import load_texts
 from train.trainer import (
     GuardGradients,
     HeadTrainer,
@@ -77,7 +78,9 @@ def train_heads(config: MTPConfig) -> float:
     # Options that do not fit show here, and not after hours of answering prompts.
     build_head(target, replace(config.heads, own_output_head=False))
     arguments = training_arguments(config.trainer, folder, target.device.type, config.logger)
-    train, heldout, digest = _texts(target, config)
+    train, heldout, digest = load_texts(
+        target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
+    )
     _require_same_run(folder, config, fingerprint, digest)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
@@ -121,27 +124,6 @@ def train_heads(config: MTPConfig) -> float:
         f"(kept at place 1..K: {rates})"
     )
     return simulated.mean_block_length
-
-
-def _texts(target: Target, config: MTPConfig) -> tuple[list[Example], list[Example], str]:
-    """Training and held-out examples, answered by the target, and the digest of all."""
-    prompts = load_prompts(config.data)
-    if config.answers.engine == "data":
-        answered = [render_example(target.tokenizer, prompt, config.data.chat_template_kwargs) for prompt in prompts]
-    else:
-        folder = Path(config.paths.answers)
-        answer_prompts(target, prompts, config.data, config.answers, folder)
-        answered = from_answers(read_answers(folder))
-    examples = trim(answered, config.trainer.max_length)
-    train = [example for example in examples if example.split == "train"]
-    heldout = [example for example in examples if example.split == "heldout"]
-    if not train or not heldout:
-        raise ValueError(
-            f"data.source={config.data.source} gives {len(train)} training and {len(heldout)} held-out examples with "
-            "an answer to draft, and both are needed; use more prompts (data.max_prompts), or another "
-            "data.heldout_fraction"
-        )
-    return train, heldout, examples_digest(examples)
 
 
 def _rows(

@@ -19,11 +19,18 @@ from eval.bench import BenchConfig
 from models.target import TargetOptions
 from rl.diversed import DiversedConfig
 from train.config import CONF, checked
+from train.draft import DraftConfig
 from train.mtp import LOGGERS, MTPConfig
 from train.regenerate import RegenerateConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = {"mtp": MTPConfig, "regenerate": RegenerateConfig, "bench": BenchConfig, "diversed": DiversedConfig}
+SCHEMAS = {
+    "mtp": MTPConfig,
+    "regenerate": RegenerateConfig,
+    "bench": BenchConfig,
+    "diversed": DiversedConfig,
+    "draft": DraftConfig,
+}
 
 
 def names_of(group: str) -> list[str]:

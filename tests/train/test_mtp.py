@@ -293,7 +293,7 @@ def test_other_options_do_not_go_on_from_an_old_run(config: MTPConfig) -> None:
 def test_options_that_do_not_fit_stop_before_any_prompt_is_answered(
     changes: dict[str, Any], message: str, config: MTPConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mtp_module, "load_prompts", None)
+    monkeypatch.setattr(mtp_module, "load_texts", None)
     with pytest.raises(ValueError, match=message):
         train_heads(replace(config, **changes))
 

@@ -1,11 +1,14 @@
 """Drafting with trained heads on the target's hidden states, whatever their kind."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.checkpoint import heads_record, load_heads
 from models.decoding.drafters.base import Draft
+from models.decoding.drafters.options import DrafterContext, DrafterOptions
 from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads.base import DraftHead, HeadState
@@ -64,3 +67,10 @@ class HeadsDrafter:
     def extend(self, state: HeadState, other: HeadState) -> None:
         """See `Drafter.extend`."""
         self.head.extend(state, other)
+
+
+def build(options: DrafterOptions, context: DrafterContext) -> tuple[HeadsDrafter, dict[str, Any]]:
+    """See `options.Build`. ValueError where no checkpoint is given, or it was trained for another target."""
+    if context.checkpoint is None:
+        raise ValueError("drafter=heads needs checkpoint=FOLDER, which train.mtp writes")
+    return HeadsDrafter(load_heads(context.checkpoint, context.target)), heads_record(context.checkpoint)

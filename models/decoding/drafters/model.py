@@ -10,13 +10,16 @@ Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H the draft
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.checkpoint import model_record
 from models.decoding.cache import RaggedCache
 from models.decoding.drafters.base import Draft
+from models.decoding.drafters.options import DrafterContext, DrafterOptions
 from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads.base import last_kept
@@ -166,22 +169,32 @@ class ModelDrafter:
 
 
 def load_model_drafter(options: TargetOptions, target: Target) -> ModelDrafter:
-    """A drafter from `options.draft` (hub name or local folder), in the target's dtype and on its device.
+    """A drafter from `load_draft`'s model. ValueError where there is none, or the two do not fit."""
+    return ModelDrafter(load_draft(options, target), target)
+
+
+def load_draft(options: TargetOptions, target: Target) -> Target:
+    """The model `options.draft` (hub name or local folder), in the target's dtype and on its device.
 
     `options` are those that the target was loaded with; random weights get a sibling of the next seed. ValueError where
-    none is named, or the two do not fit.
+    none is named.
     """
     dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
     sibling = replace(options, dtype=dtype, device=device, draft="")
     if options.source == "random":
-        return ModelDrafter(load_target(replace(sibling, seed=options.seed + 1)), target)
+        return load_target(replace(sibling, seed=options.seed + 1))
     if not options.draft:
         raise ValueError(
             f"model.draft is empty, and {target.name!r} has no smaller sibling by default: name a model of the same "
             "tokenizer, e.g. model.draft=Qwen/Qwen3-0.6B for a larger Qwen3, or model.draft=path/to/folder."
         )
-    sibling = replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions())
-    return ModelDrafter(load_target(sibling), target)
+    return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
+
+
+def build(options: DrafterOptions, context: DrafterContext) -> tuple[ModelDrafter, dict[str, Any]]:
+    """See `options.Build`."""
+    drafter = load_model_drafter(context.model, context.target)
+    return drafter, dict(model_record(drafter.draft))
 
 
 def _check_vocabulary(draft: Target, target: Target) -> None:

@@ -1,0 +1,81 @@
+"""What drafters have in common that read the text alone and run no network: rows, their order, and ragged drafts.
+
+Only settled tokens are ever read, so nothing has to be rolled back. What is drafted has no distribution: q is one-hot,
+and how much a row drafts depends on nothing but its settled text.
+
+Shape suffixes: B rows, T positions, K drafted tokens, H hidden.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from models.decoding.drafters.base import Draft
+from models.decoding.processors import BlockProcessor
+from models.decoding.sampling import SamplingParams
+from models.target import Target
+
+
+class Reader(Protocol):
+    """What is kept of one row's text."""
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Take in the settled tokens that follow those it has."""
+        ...
+
+    def propose(self, count: int) -> list[int]:
+        """At most `count` tokens that may follow; changes nothing."""
+        ...
+
+
+class TextDrafter(ABC):
+    """A `Drafter` over one reader a row."""
+
+    def __init__(self, target: Target) -> None:
+        self.vocab_size = target.vocab_size
+        self.max_draft_tokens: int | None = None
+        self.network: nn.Module | None = None
+        self._device = target.device
+
+    @abstractmethod
+    def make_reader(self) -> Reader:
+        """Of an empty text."""
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[Reader]:
+        """See `Drafter.start`."""
+        readers = [self.make_reader() for _ in prompts]
+        for reader, prompt in zip(readers, prompts, strict=True):
+            reader.read(prompt[:1])  # the first `absorb` has what follows it
+        return readers
+
+    def absorb(self, state: list[Reader], hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        """See `Drafter.absorb`. The target's hidden states are not used."""
+        for reader, tokens, count in zip(state, next_tokens_BT.tolist(), counts, strict=True):
+            reader.read(tokens[:count])
+
+    def propose(
+        self,
+        state: list[Reader],
+        num_draft_tokens: int,
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None = None,
+    ) -> Draft:
+        """See `Drafter.propose`. As wide as the longest row's draft; 0 wide where no row has one."""
+        rows = [reader.propose(num_draft_tokens) for reader in state]
+        counts = [len(row) for row in rows]
+        width = max(counts)
+        padded = [row + [0] * (width - len(row)) for row in rows]
+        tokens_BK = torch.tensor(padded, dtype=torch.long, device=self._device).reshape(len(rows), width)
+        return Draft(tokens_BK, counts=counts)
+
+    def select_rows(self, state: list[Reader], rows: Sequence[int]) -> None:
+        """See `Drafter.select_rows`."""
+        state[:] = [state[row] for row in rows]
+
+    def extend(self, state: list[Reader], other: list[Reader]) -> None:
+        """See `Drafter.extend`."""
+        state += other

@@ -1,0 +1,121 @@
+"""The draft model that is trained: a smaller sibling of the target, or a few of the target's own layers.
+
+Owns what of it is trained (all weights, or LoRA matrices beside them), what a checkpoint of it holds (the trained
+tensors alone), and its export as a folder that transformers reads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from models.decoding.drafters.model import ModelDrafter
+from models.target import Target, TargetOptions, load_target
+from models.wheel import WheelOptions
+from train.distill_cut import CutOptions, cut_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class LoraOptions:
+    """rank: of the matrices beside every linear layer, which alone are trained; 0: all weights are. scale: their
+    product is multiplied by scale / rank (peft's lora_alpha)."""
+
+    rank: int = 0
+    scale: float = 32.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not self.scale > 0:
+            raise ValueError(f"lora.rank={self.rank} must be at least 0, and lora.scale={self.scale} above 0")
+
+
+class Student(nn.Module):
+    """A causal language model in float32 of which some tensors are trained.
+
+    `view` is the same live model as a `Target`: for logits without gradients, and to decode with.
+    """
+
+    def __init__(self, draft: Target, lora: LoraOptions, train_embeddings: bool, seed: int = 0) -> None:
+        """`draft` becomes the view; its weights are changed in place."""
+        super().__init__()
+        self.view = draft
+        self.model: PreTrainedModel = draft.model
+        self._adapted = _add_lora(self.model, lora, seed) if lora.rank else None
+        ends = [self.model.get_input_embeddings(), self.model.get_output_embeddings()]
+        of_ends = {id(weight) for end in ends for weight in end.parameters()}
+        for name, weight in self.model.named_parameters():
+            is_end = id(weight) in of_ends
+            weight.requires_grad_(train_embeddings if is_end else self._adapted is None or "lora_" in name)
+
+    def forward(self, input_ids_BT: Tensor) -> Tensor:
+        """Token ids [B, T], padded on the right, -> hidden states [B, T, H] after the final norm."""
+        # Right padding behind a causal mask changes nothing before it, so no mask is needed.
+        return self.model.get_decoder()(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        """The trained tensors alone."""
+        return {name: weight.detach() for name, weight in self.named_parameters() if weight.requires_grad}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """ValueError unless exactly the trained tensors are there."""
+        if differing := sorted(self.state_dict().keys() ^ state_dict.keys()):
+            raise ValueError(f"a checkpoint of another draft: {len(differing)} tensors differ, such as {differing[0]}")
+        loaded = super().load_state_dict(state_dict, strict=False)
+        loaded.missing_keys.clear()
+        return loaded
+
+    def export(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write model and tokenizer as transformers does. The student is spent after it: LoRA matrices are merged."""
+        if self._adapted is not None:
+            self.model = self._adapted.merge_and_unload()
+            self._adapted = None
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = folder / f".export.{os.getpid()}.partial"
+        try:
+            self.model.to(dtype).save_pretrained(scratch)
+            self.view.tokenizer.save_pretrained(scratch)
+            for path in sorted(scratch.iterdir()):
+                os.replace(path, folder / path.name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def start_draft(target: Target, options: TargetOptions, cut: CutOptions) -> Target:
+    """The draft before training, in float32. ValueError where there is none, or it cannot draft for the target."""
+    draft = cut_layers(target, cut.layers) if cut.layers else _load_sibling(target, options)
+    # What cannot draft shows here, and not after hours of training.
+    ModelDrafter(draft, target)
+    return draft
+
+
+def _load_sibling(target: Target, options: TargetOptions) -> Target:
+    """`model.draft` in float32, on the target's device; with random weights the sibling of the next seed."""
+    sibling = replace(options, dtype="float32", device=str(target.device), draft="")
+    if options.source == "random":
+        return load_target(replace(sibling, seed=options.seed + 1))
+    if not options.draft:
+        raise ValueError(
+            f"model.draft is empty, and {target.name!r} has no smaller sibling by default: name a model of the same "
+            "tokenizer (model.draft=NAME or model.draft=path/to/folder), or cut the draft from the target with "
+            f"cut.layers=N (a quarter: cut.layers={max(1, round(len(target.layers()) / 4))})"
+        )
+    return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
+
+
+def _add_lora(model: PreTrainedModel, options: LoraOptions, seed: int) -> Any:
+    """peft's wrapper around the model, whose linear layers get LoRA matrices in place."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=options.rank, lora_alpha=options.scale, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)

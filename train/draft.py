@@ -1,0 +1,214 @@
+"""`python -m train.draft +model=NAME`: train a draft model for a target, from prompts to a folder that decodes.
+
+What is trained is `model.draft`, or with `cut.layers=N` a few of the target's own layers. It is distilled towards the
+target (DistillSpec, Zhou et al. 2024, arXiv 2310.08461) on the answers that `train.mtp` uses, too. Each stage keeps
+what it made; the same command goes on where a stopped run was.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+from transformers import set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from models.decoding.sampling import SamplingParams
+from models.target import Target, TargetOptions, load_target
+from train.answers import AnswerOptions
+from train.config import INTERRUPTED, entry
+from train.data import DataOptions, Example
+from train.distill import DistillOptions
+from train.distill_cut import CutOptions, fit_start
+from train.distill_measure import HeldOut, Measured
+from train.distill_student import LoraOptions, Student, start_draft
+from train.distill_trainer import DistillTrainer
+from train.examples import OnlineRows, first_texts
+from train.hidden_cache import CachedRows, CacheOptions, build_cache
+from train.jsonl_logger import JsonlLogger
+from train.mtp import LOGGERS
+from train.shards import ShardFolder, atomic_write
+from train.texts import load_texts
+from train.trainer import (
+    GuardGradients,
+    NonFinite,
+    StopOnInterrupt,
+    TrainerOptions,
+    early_stopping,
+    training_arguments,
+)
+
+RECORD = "training.json"
+
+
+@dataclass
+class PathOptions:
+    """Where each stage keeps its work."""
+
+    answers: str = MISSING
+    hidden: str = MISSING
+    draft: str = MISSING
+
+
+@dataclass
+class DraftConfig:
+    """Everything that conf/draft.yaml and the command line may set."""
+
+    model: TargetOptions = MISSING
+    work_dir: str = MISSING
+    data: DataOptions = field(default_factory=DataOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    cut: CutOptions = field(default_factory=CutOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
+    distil: DistillOptions = field(default_factory=DistillOptions)
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    logger: str = "jsonl"
+    paths: PathOptions = field(default_factory=PathOptions)
+
+
+def train_draft(config: DraftConfig) -> float:
+    """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
+    if config.logger not in LOGGERS:
+        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    set_seed(config.trainer.seed)
+    target = load_target(config.model)
+    fingerprint = target.fingerprint()
+    folder = Path(config.paths.draft)
+    # Options that do not fit show here, and not after hours of answering prompts.
+    draft = start_draft(target, config.model, config.cut)
+    arguments = training_arguments(config.trainer, folder, target.device.type, config.logger)
+    train, heldout, digest = load_texts(
+        target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
+    )
+    heldout = heldout[: config.distil.max_heldout or None]
+    _require_same_run(folder, config, fingerprint, draft.fingerprint(), digest)
+    train_rows, heldout_rows = _rows(target, train, heldout, digest, config)
+    sampling = SamplingParams(
+        config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p
+    )
+    heldout_task = HeldOut(target, heldout_rows, sampling, config.distil.num_draft_tokens)
+    measured = {"before": _tell("before", heldout_task.measure(draft))}
+    if config.cut.layers and config.cut.fit_tokens:
+        fit_start(draft, target, first_texts(train, config.cut.fit_tokens))
+        measured["fitted"] = _tell("fitted", heldout_task.measure(draft))
+    student = Student(draft, config.lora, config.distil.train_embeddings, config.trainer.seed)
+    interrupt = StopOnInterrupt()
+    callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]
+    if config.logger == "jsonl":
+        callbacks.append(JsonlLogger(folder / "log.jsonl"))
+    trainer = DistillTrainer(
+        student, heldout_task, config.distil, args=arguments, train_dataset=train_rows, callbacks=callbacks
+    )
+    try:
+        _fit(trainer, folder)
+    finally:
+        interrupt.restore()
+    if interrupt.interrupted:
+        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
+        sys.exit(INTERRUPTED)
+    student.export(folder, target.dtype)
+    # What was written is what is measured, as decoding will load it.
+    exported = load_target(_exported_options(target, folder))
+    measured["after"] = _tell("after", heldout_task.measure(exported))
+    acceptance = {stage: asdict(found) for stage, found in measured.items()} | {"on": "held-out answers, simulated"}
+    write_record(folder, provenance(config, digest, len(train), trainer) | {"acceptance": acceptance})
+    target._fingerprint = None
+    if target.fingerprint() != fingerprint:
+        raise AssertionError("the target's weights have changed during training")
+    print(f"the draft is in {folder}: use it with model.draft={folder} drafter=model")
+    return measured["after"].mean_block_length
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """How the draft in `folder` came about and what it measured, beside its weights."""
+    with atomic_write(folder / RECORD) as path:
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _tell(stage: str, found: Measured) -> Measured:
+    """Print what was measured, and give it back."""
+    rates = " / ".join(f"{rate:.2f}" for rate in found.acceptance_at)
+    print(
+        f"{stage}: held-out acceptance {found.acceptance:.3f} (sum of min(p, q)), equal first guesses "
+        f"{found.agreement:.3f}, mean block length {found.mean_block_length:.2f} (kept at place 1..K: {rates})",
+        flush=True,
+    )
+    return found
+
+
+def _exported_options(target: Target, folder: Path) -> TargetOptions:
+    dtype = str(target.dtype).removeprefix("torch.")
+    return TargetOptions(str(folder), "draft", "folder", dtype, str(target.device))
+
+
+def _rows(
+    target: Target, train: list[Example], heldout: list[Example], digest: str, config: DraftConfig
+) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
+    if not config.cache.enabled:
+        return OnlineRows(train), OnlineRows(heldout)
+    folder = Path(config.paths.hidden)
+    train_rows = build_cache(target, train, config.cache, folder / "train", digest, with_normaliser=False)
+    return train_rows, build_cache(target, heldout, config.cache, folder / "heldout", digest, with_normaliser=False)
+
+
+def _require_same_run(folder: Path, config: DraftConfig, target: str, start: str, text: str) -> None:
+    """ValueError for a folder that holds a draft of other options, models or text: going on would mix the two."""
+    parts: dict[str, Any] = {"cut": config.cut, "lora": config.lora, "distil": config.distil, "trainer": config.trainer}
+    options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
+    made_from = {"holds": "draft model", "target_fingerprint": target, "started_from": start, "text_fingerprint": text}
+    ShardFolder(folder, {**made_from, **options}, suffix="")
+
+
+def _fit(trainer: DistillTrainer, folder: Path) -> None:
+    """Train, from the last checkpoint where there is one. A non-finite loss keeps the weights of the last good step."""
+    last = get_last_checkpoint(str(folder))
+    if last:
+        print(f"going on from {last}")
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    except NonFinite as error:
+        kept = folder / "last-finite"
+        trainer.student.export(kept, trainer.target.dtype)
+        raise ValueError(
+            f"{error}; the weights of the last good step are in {kept}. "
+            "Lower trainer.learning_rate, or raise trainer.warmup_steps, with another paths.draft"
+        ) from error
+
+
+def provenance(config: DraftConfig, text_digest: str, num_examples: int, trainer: DistillTrainer) -> dict[str, Any]:
+    """How a draft came about: command, commit, versions, text and settings."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    return {
+        "command": shlex.join(["python", "-m", "train.draft", *sys.argv[1:]]),
+        "commit": done.stdout.strip() or "unknown",
+        "versions": {name: version(name) for name in ("foretoken", "torch", "transformers", "accelerate", "peft")},
+        "text_fingerprint": text_digest,
+        "num_examples": num_examples,
+        "steps": trainer.state.global_step,
+        "best_step": trainer.state.best_global_step,
+        "config": asdict(config),
+    }
+
+
+@entry(DraftConfig, "draft")
+def main(config: DraftConfig) -> float:
+    """Entry point."""
+    return train_draft(config)
+
+
+if __name__ == "__main__":
+    main()
