@@ -8,11 +8,8 @@ what it made; the same command goes on where a stopped run was.
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +31,7 @@ from train.examples import OnlineRows, first_texts
 from train.hidden_cache import CachedRows, CacheOptions, build_cache
 from train.jsonl_logger import JsonlLogger
 from train.mtp import LOGGERS
+from train.provenance import origin
 from train.shards import ShardFolder, atomic_write
 from train.texts import load_texts
 from train.trainer import (
@@ -185,17 +183,8 @@ def _fit(trainer: DistillTrainer, folder: Path) -> None:
 
 def provenance(config: DraftConfig, text_digest: str, num_examples: int, trainer: DistillTrainer) -> dict[str, Any]:
     """How a draft came about: command, commit, versions, text and settings."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
     return {
-        "command": shlex.join(["python", "-m", "train.draft", *sys.argv[1:]]),
-        "commit": done.stdout.strip() or "unknown",
-        "versions": {name: version(name) for name in ("foretoken", "torch", "transformers", "accelerate", "peft")},
+        **origin("train.draft", ("transformers", "accelerate", "peft")),
         "text_fingerprint": text_digest,
         "num_examples": num_examples,
         "steps": trainer.state.global_step,

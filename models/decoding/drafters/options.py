@@ -19,15 +19,13 @@ DEFAULT_DRAFT_TOKENS = 4
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     NONE: ("", ()),
     "heads": ("models.decoding.drafters.heads", ()),
-    "tree": ("models.decoding.drafters.trees", ("shape", "tree_nodes", "tree_width")),
     "model": ("models.decoding.drafters.model", ()),
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
-    "lookahead": ("models.decoding.drafters.lookahead", ("window", "ngram_size", "guesses")),
     "universal": ("models.decoding.drafters.universal", ("method", "max_sequences")),
 }
 # Those that draft with trained heads.
-WITH_CHECKPOINT = ("heads", "tree")
+WITH_CHECKPOINT = ("heads",)
 
 
 @dataclass
@@ -38,16 +36,10 @@ class DrafterOptions:
     """
 
     kind: str = NONE
-    shape: str | None = None
-    tree_nodes: int | None = None
-    tree_width: int | None = None
     min_match: int | None = None
     max_match: int | None = None
     min_probability: float | None = None
     remembered_tokens: int | None = None
-    window: int | None = None
-    ngram_size: int | None = None
-    guesses: int | None = None
     method: str | None = None
     max_sequences: int | None = None
 
