@@ -11,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup_env.sh
 source scripts/setup_env.sh
+keep_buffers
 trap 'printf "\nStopped. The same command goes on from here.\n" >&2; exit 130' INT
 
 folder=${1:-outputs/stories}

@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/setup_env.sh
 source scripts/setup_env.sh
+keep_buffers
 trap 'printf "\nStopped. The same command goes on from here.\n" >&2; exit 130' INT
 
 run=(+model=smollm2 work_dir=outputs/quickstart)

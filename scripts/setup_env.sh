@@ -13,14 +13,16 @@
 
 MIN_PYTHON=3.11
 
-# glibc gives large buffers, such as a batch's logits, back to the system after each use, and every page of the next one
-# then costs a fault: a third more time for a training step on a CPU. It keeps them where these are set.
-export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-4294967296}
-export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-17179869184}
-
 fail() {
     printf 'error: %s\n' "$*" >&2
     exit 1
+}
+
+# glibc gives large buffers, such as a batch's logits, back to the system after each use, and every page of the next one
+# then costs a fault: a third more time for a training step on a CPU. After this it keeps them.
+keep_buffers() {
+    export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-4294967296}
+    export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-17179869184}
 }
 
 # step NAME COMMAND...: runs the command under a header and tells how long it took. A failure ends the script (set -e).

@@ -220,7 +220,7 @@ def test_the_hub_client_is_not_imported_without_need() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "nope"}, "data.source='nope' is unknown; choose one of instructions, stdlib, gsm8k"),
+        ({"source": "nope"}, "data.source='nope' is unknown; choose one of instructions, stories, stdlib, gsm8k"),
         ({"heldout_fraction": 1.5}, r"data.heldout_fraction=1.5 must lie in \[0, 1\]"),
         ({"max_prompts": -1}, "data.max_prompts=-1"),
         ({"languages": ["de"]}, "data.languages"),
