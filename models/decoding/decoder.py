@@ -26,6 +26,7 @@ from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
 from models.decoding.drafters.base import Draft, Drafter
 from models.decoding.judge import Judge
+from models.decoding.length import FixedLength, Length
 from models.decoding.processors import BlockProcessor, Processors
 from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
 from models.decoding.verification.base import Block, Rule, Verdict
@@ -83,12 +84,13 @@ class Decoder:
         num_draft_tokens: int = 0,
         verifier: Rule | None = None,
         distance_budget: float = math.inf,
+        length: Length | None = None,
     ) -> None:
         """`num_draft_tokens` is K, the longest block; 0 exactly when there is no drafter.
 
         verifier: the rule, by default lossless token verification. distance_budget: most that the certificate of a
-        sequence may reach (see `DecodeResult`). Raises ValueError where drafter and K, or drafter and target, do not
-        fit.
+        sequence may reach (see `DecodeResult`). length: how much of K each block drafts, by default all. Raises
+        ValueError where drafter and K, or drafter and target, do not fit.
         """
         if drafter is None and num_draft_tokens != 0:
             raise ValueError(f"num_draft_tokens={num_draft_tokens} without a drafter: must be 0.")
@@ -108,6 +110,7 @@ class Decoder:
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
         self.judge = Judge(verifier or TokenVerification(), distance_budget)
+        self.length = length or FixedLength(num_draft_tokens)
         self.context_length: int | None = getattr(target.config, "max_position_embeddings", None)
         self.timings = Timings()
         RaggedCache(target.config, batch_size=0)  # refuses a target that cannot roll back, before any work
@@ -142,6 +145,7 @@ class Decoder:
         waiting = deque(self._make_row(index, prompt, params) for index, prompt in enumerate(prompts))
         results: list[DecodeResult | None] = [None] * len(prompts)
         self.timings = Timings()
+        self.length.begin()
         with packed_attention(self.target.model, self.drafter.network if self.drafter else None):
             for row in self._finished_rows(waiting, max_batch_size, params, _Hooks(on_tokens, on_block)):
                 results[row.index] = result = row.result()
@@ -225,10 +229,11 @@ class Decoder:
     def _decode_block(self, batch: _Batch, params: GenerationParams, hooks: _Hooks) -> _Batch | None:
         """Draft, verify and emit one block for every row."""
         rows, device = batch.rows, self.target.device
-        clock = time.perf_counter()
+        started = clock = time.perf_counter()
         # A block emits one token more than it keeps of the draft: no row drafts what it could not emit.
         num_drafted = [min(self.num_draft_tokens, row.remaining - 1) for row in rows]
-        width = max(num_drafted)
+        width = self.length.choose(len(rows), max(num_drafted))
+        num_drafted = [min(width, count) for count in num_drafted]
         uniforms_BU = None
         if not params.sampling.is_greedy:
             # Always the same number per block, so that a row's stream does not depend on its neighbours.
@@ -271,7 +276,9 @@ class Decoder:
         next_tokens_BT = input_BT.roll(-1, dims=1)
         next_tokens_BT.scatter_(1, verdict.num_accepted_B[:, None], verdict.next_token_B[:, None])
         self._book("verify_s", clock)
-        return self._go_on(batch, hidden_BTH, next_tokens_BT, kept)
+        batch_left = self._go_on(batch, hidden_BTH, next_tokens_BT, kept)
+        self.length.observe(width, counts, time.perf_counter() - started)
+        return batch_left
 
     def _block_processor(self, rows: Sequence[Row], params: GenerationParams) -> BlockProcessor | None:
         """What changes the logits at each place of the rows' next block; None where nothing does."""

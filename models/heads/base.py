@@ -155,8 +155,16 @@ class DraftHead(nn.Module, ABC):
     def draft_step(self, state: HeadState, tokens_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """The block's next draft step: head state [B, H], and logits [B, V], float32.
 
-        The logits are -inf outside the draft vocabulary. tokens_B: None starts a block, else what the last step
-        drafted. ValueError past what the head was trained for.
+        The logits are -inf outside the draft vocabulary. Otherwise as `draft_hidden`.
+        """
+        hidden_BH = self.draft_hidden(state, tokens_B)
+        return hidden_BH, self.widen(self.logits(hidden_BH, state.step))
+
+    @torch.no_grad()
+    def draft_hidden(self, state: HeadState, tokens_B: Tensor | None) -> Tensor:
+        """The head state [B, H] of the block's next draft step, for one whose token is given.
+
+        tokens_B: None starts a block, else what the last step drafted. ValueError past what the head was trained for.
         """
         state.step = 1 if tokens_B is None else state.step + 1
         if state.step > self.num_draft_tokens and not self.recursive:
@@ -164,8 +172,7 @@ class DraftHead(nn.Module, ABC):
                 f"{self.kind} heads were trained for {self.num_draft_tokens} draft tokens and cannot give "
                 f"{state.step}; choose fewer draft tokens, or heads=mtp, which may draft more than it was trained for"
             )
-        hidden_BH = self.draft_state(state, tokens_B)
-        return hidden_BH, self.widen(self.logits(hidden_BH, state.step))
+        return self.draft_state(state, tokens_B)
 
     def widen(self, logits: Tensor) -> Tensor:
         """Logits over the draft vocabulary [..., D] -> over the whole [..., V]."""

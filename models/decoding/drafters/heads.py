@@ -1,6 +1,7 @@
 """Drafting with trained heads on the target's hidden states, whatever their kind."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,10 +9,26 @@ from torch import Tensor, nn
 
 from models.checkpoint import heads_record, load_heads
 from models.decoding.drafters.base import Draft
+from models.decoding.drafters.drawing import Drawing, Prefix
 from models.decoding.drafters.options import DrafterContext, DrafterOptions
+from models.decoding.drafters.pairs import Pairs, join_pairs
+from models.decoding.drafters.stop import DraftStop
 from models.decoding.processors import BlockProcessor
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
+from models.decoding.sampling import SamplingParams
 from models.heads.base import DraftHead, HeadState
+
+
+@dataclass
+class HeadsState:
+    """The head's own state, and what the target has settled since the head last drafted.
+
+    Where the length controller lets several blocks go undrafted, their pairs are taken in at once: plain decoding then
+    pays for no head.
+    """
+
+    head: HeadState
+    unread: list[Pairs]
+    num_rows: int
 
 
 class HeadsDrafter:
@@ -22,51 +39,58 @@ class HeadsDrafter:
         self.network: nn.Module | None = head
         self.vocab_size = head.vocab_size
         self.max_draft_tokens: int | None = None if head.recursive else head.num_draft_tokens
+        self.stop: DraftStop | None = None
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> HeadState:
+    def start(self, prompts: Sequence[Sequence[int]]) -> HeadsState:
         """See `Drafter.start`."""
-        state: HeadState = self.head.start(len(prompts))
-        return state
+        return HeadsState(self.head.start(len(prompts)), [], len(prompts))
 
-    @torch.no_grad()
-    def absorb(self, state: HeadState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+    def absorb(self, state: HeadsState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
         """See `Drafter.absorb`."""
-        self.head.absorb(state, hidden_BTH, next_tokens_BT, counts)
+        state.unread.append(Pairs(hidden_BTH, next_tokens_BT, counts))
 
     @torch.no_grad()
     def propose(
         self,
-        state: HeadState,
+        state: HeadsState,
         num_draft_tokens: int,
         params: SamplingParams,
         uniforms_BK: Tensor | None,
         processor: BlockProcessor | None = None,
+        prefix: Prefix | None = None,
     ) -> Draft:
-        """See `Drafter.propose`."""
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        hidden: list[Tensor] = []
+        """See `Drafter.propose`. prefix: tokens to draft behind, which the head reads as if it had drafted them."""
+        self._read(state)
+        drawing = Drawing(self.head.target.get.device, params, uniforms_BK, processor, self.stop, prefix)
         for place in range(num_draft_tokens):
-            hidden_BH, logits_BV = self.head.draft_step(state, tokens[-1] if tokens else None)
-            hidden.append(hidden_BH)
-            logits_BV = self.head.target.get.hide_padding(logits_BV)
-            if processor is not None:
-                logits_BV = processor.draft(logits_BV, tokens)
-            if uniforms_BK is None:
-                tokens.append(logits_BV.argmax(dim=-1))
-            else:
-                probs.append(transform_logits(logits_BV, params))
-                tokens.append(sample_from(probs[-1], uniforms_BK[:, place]))
-        probs_BKV = torch.stack(probs, dim=1) if probs else None
-        return Draft(torch.stack(tokens, dim=1), probs_BKV, hidden_BKH=torch.stack(hidden, dim=1))
+            previous_B = drawing.tokens[place - 1] if place else None
+            if place < drawing.num_given:
+                self.head.draft_hidden(state.head, previous_B)
+                continue
+            hidden_BH, logits_BV = self.head.draft_step(state.head, previous_B)
+            if not drawing.draw(self.head.target.get.hide_padding(logits_BV), hidden_BH):
+                break
+        return drawing.finish([num_draft_tokens] * state.num_rows)
 
-    def select_rows(self, state: HeadState, rows: Sequence[int]) -> None:
+    def select_rows(self, state: HeadsState, rows: Sequence[int]) -> None:
         """See `Drafter.select_rows`."""
-        self.head.select_rows(state, rows)
+        self._read(state)
+        self.head.select_rows(state.head, rows)
+        state.num_rows = len(rows)
 
-    def extend(self, state: HeadState, other: HeadState) -> None:
+    def extend(self, state: HeadsState, other: HeadsState) -> None:
         """See `Drafter.extend`."""
-        self.head.extend(state, other)
+        self._read(state)
+        self._read(other)
+        self.head.extend(state.head, other.head)
+        state.num_rows += other.num_rows
+
+    @torch.no_grad()
+    def _read(self, state: HeadsState) -> None:
+        if state.unread:
+            pairs = join_pairs(state.unread)
+            self.head.absorb(state.head, pairs.hidden_BTH, pairs.next_tokens_BT, pairs.counts)
+            state.unread = []
 
 
 def build(options: DrafterOptions, context: DrafterContext) -> tuple[HeadsDrafter, dict[str, Any]]:

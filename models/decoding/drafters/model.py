@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from models.checkpoint import model_record
 from models.decoding.cache import RaggedCache
 from models.decoding.drafters.base import Draft
+from models.decoding.drafters.drawing import Drawing, Prefix
 from models.decoding.drafters.options import DrafterContext, DrafterOptions
+from models.decoding.drafters.stop import DraftStop
 from models.decoding.processors import BlockProcessor
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
+from models.decoding.sampling import SamplingParams
 from models.heads.base import last_kept
 from models.target import Target, TargetOptions, load_target
 from models.wheel import WheelOptions
@@ -58,6 +60,7 @@ class ModelDrafter:
         self.network: nn.Module | None = draft.model
         self.vocab_size = target.vocab_size
         self.max_draft_tokens: int | None = None
+        self.stop: DraftStop | None = None
         self.context_length: int | None = getattr(draft.config, "max_position_embeddings", None)
         self._num_tokens = min(draft.num_tokens, target.num_tokens)
         self._largest_id: int = draft.model.get_input_embeddings().weight.shape[0] - 1
@@ -93,29 +96,24 @@ class ModelDrafter:
         params: SamplingParams,
         uniforms_BK: Tensor | None,
         processor: BlockProcessor | None = None,
+        prefix: Prefix | None = None,
     ) -> Draft:
-        """See `Drafter.propose`. May be narrower than asked for, where the context leaves no row more room."""
-        counts = [min(num_draft_tokens, room) for room in self._room(state)]
-        num_places = max(counts)
-        if num_places == 0:
-            return Draft(torch.zeros(len(counts), 0, dtype=torch.long, device=self.draft.device), counts=counts)
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        hidden: list[Tensor] = [self._read(state, num_left=0)]
-        for place in range(num_places):
-            if place > 0:
-                hidden.append(self._pass(state, tokens[-1][:, None], [1] * len(counts)))
-            logits_BV = self._logits(hidden[-1])
-            if processor is not None:
-                logits_BV = processor.draft(logits_BV, tokens)
-            if uniforms_BK is None:
-                tokens.append(logits_BV.argmax(dim=-1))
+        """See `Drafter.propose`. prefix: tokens to draft behind.
+
+        May be narrower than asked for, where the context leaves no row more room.
+        """
+        limits = [min(num_draft_tokens, room) for room in self._room(state)]
+        num_places = max(limits)
+        drawing = Drawing(self.draft.device, params, uniforms_BK, processor, self.stop, prefix)
+        for place in range(drawing.num_given, num_places):
+            if place == drawing.num_given:
+                hidden_BH = self._read(state, drawing.tokens)
             else:
-                probs.append(transform_logits(logits_BV, params))
-                tokens.append(sample_from(probs[-1], uniforms_BK[:, place]))
-        state.num_drafted_entries = num_places - 1
-        probs_BKV = torch.stack(probs, dim=1) if probs else None
-        return Draft(torch.stack(tokens, dim=1), probs_BKV, counts, hidden_BKH=torch.stack(hidden, dim=1))
+                hidden_BH = self._pass(state, drawing.tokens[-1][:, None], [1] * len(limits))
+                state.num_drafted_entries += 1
+            if not drawing.draw(self._logits(hidden_BH), hidden_BH):
+                break
+        return drawing.finish(limits)
 
     def select_rows(self, state: ModelState, rows: Sequence[int]) -> None:
         """See `Drafter.select_rows`."""
@@ -135,20 +133,21 @@ class ModelDrafter:
         lengths = [length + len(unread) for length, unread in zip(state.cache.lengths, state.unread, strict=True)]
         return [max(0, self.context_length - length + 1) for length in lengths]
 
-    def _read(self, state: ModelState, num_left: int) -> Tensor:
-        """Read the settled tokens but for the last num_left of each row: hidden states [B, H] after them.
+    def _read(self, state: ModelState, drafted: Sequence[Tensor] = (), num_left: int = 0) -> Tensor:
+        """Read the settled tokens but for the last num_left of each row, and then drafted ones: hidden states [B, H].
 
-        A row without room reads nothing, and its hidden state means nothing.
+        A row without room reads nothing that is settled, and its hidden state means nothing.
         """
-        room = self._room(state)
-        counts = [
-            len(unread) - num_left if room_left else 0 for unread, room_left in zip(state.unread, room, strict=True)
+        given = torch.stack(list(drafted), dim=1).tolist() if drafted else [[]] * len(state.unread)
+        settled = [
+            len(unread) - num_left if room else 0 for unread, room in zip(state.unread, self._room(state), strict=True)
         ]
-        width = max(1, *counts)
-        rows = [unread[:count] for unread, count in zip(state.unread, counts, strict=True)]
+        rows = [[*unread[:n], *more] for unread, n, more in zip(state.unread, settled, given, strict=True)]
+        width = max(1, *map(len, rows))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.draft.device)
-        state.unread = [unread[count:] for unread, count in zip(state.unread, counts, strict=True)]
-        return self._pass(state, ids_BT, counts)
+        state.unread = [unread[n:] for unread, n in zip(state.unread, settled, strict=True)]
+        state.num_drafted_entries += len(drafted)
+        return self._pass(state, ids_BT, [len(row) for row in rows])
 
     def _pass(self, state: ModelState, ids_BT: Tensor, counts: Sequence[int]) -> Tensor:
         """Run the draft model over new tokens, keep counts[b] entries of each row: hidden states [B, H] at the last."""

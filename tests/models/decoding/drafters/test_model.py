@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from models.decoding.counters import add_up
 from models.decoding.decoder import BlockRecord, Decoder
+from models.decoding.drafters import drawing
 from models.decoding.drafters import model as real_code
 from models.decoding.drafters.model import ModelDrafter, load_model_drafter
 from models.decoding.processors import ProcessorParams
@@ -228,28 +230,38 @@ FAULTS = [
     ("blocks", "min(count - 1, state.num_drafted_entries)", "count - 1"),
     ("blocks", "tokens[num_kept:count]", "tokens[num_kept : count - 1]"),
     ("blocks", "tokens[num_kept:count]", "tokens[count - 1 : count]"),
-    ("blocks", "state.num_drafted_entries = num_places - 1", "state.num_drafted_entries = 0"),
-    ("blocks", "state.num_drafted_entries = num_places - 1", "state.num_drafted_entries = num_places"),
+    ("blocks", "state.num_drafted_entries += 1", "pass"),
+    ("blocks", "state.num_drafted_entries += 1", "state.num_drafted_entries += 2"),
     ("blocks", "state.cache.select_rows(rows)", "state.cache.select_rows(sorted(rows))"),
     ("blocks", "state.unread = [state.unread[row] for row in rows]", "state.unread = state.unread[: len(rows)]"),
     ("blocks", "state.unread += other.unread", "state.unread = other.unread + state.unread"),
     ("blocks", "return last_kept(hidden_BTH, counts)", "return hidden_BTH[:, -1]"),
-    ("blocks", "num_left=0", "num_left=1"),
-    ("blocks", "probs.append(transform_logits(logits_BV, params))", "probs.append(logits_BV.softmax(dim=-1))"),
-    ("blocks", "sample_from(probs[-1]", "sample_from(logits_BV.softmax(dim=-1)"),
-    ("blocks", "uniforms_BK[:, place]", "uniforms_BK[:, 0]"),
-    ("blocks", "torch.stack(hidden, dim=1)", "torch.stack(hidden[:1] + hidden[:-1], dim=1)"),
+    ("blocks", "num_left: int = 0", "num_left: int = 1"),
     ("blocks", "if state.cache.longest == 0 and any(self._room(state)):", "if any(self._room(state)):"),
     ("blocks", "if state.cache.longest == 0 and any(self._room(state)):", "if False:"),
-    ("self draft", "logits_BV = processor.draft(logits_BV, tokens)", "pass"),
-    ("self draft", "processor.draft(logits_BV, tokens)", "processor.draft(logits_BV, tokens[:1] * len(tokens))"),
     ("padding", "value=-torch.inf", "value=0.0"),
     ("padding", "min(draft.num_tokens, target.num_tokens)", "min(draft.vocab_size, target.vocab_size)"),
     ("padding", "ids_BT = ids_BT.clamp(max=self._largest_id)", "pass"),
     ("context", "positions_BT = positions_BT.clamp(max=self.context_length - 1)", "pass"),
     ("context", "length + 1) for", "length + 2) for"),
     ("context", "length + 1) for", "length) for"),
-    ("context", "if room_left else 0", ""),
+    ("context", "num_left if room else 0", "num_left"),
+]
+
+# Of the drawing that the drafters share.
+DRAWING_FAULTS = [
+    ("blocks", "else transform_logits(logits_BV, self._params)", "else logits_BV.softmax(dim=-1)"),
+    ("blocks", "sample_from(q_BV", "sample_from(logits_BV.softmax(dim=-1)"),
+    ("blocks", "self._uniforms_BK[:, len(self.tokens)]", "self._uniforms_BK[:, 0]"),
+    ("blocks", "torch.stack(self._hidden, dim=1)", "torch.stack(self._hidden[:1] + self._hidden[:-1], dim=1)"),
+    (
+        "blocks",
+        "self._probs.append(self._given_probs(q_BV))",
+        "self._probs.append(self._probs[0] if self._probs else q_BV)",
+    ),
+    ("self draft", "logits_BV = self._processor.draft(logits_BV, self.tokens)", "pass"),
+    ("self draft", "draft(logits_BV, self.tokens)", "draft(logits_BV, self.tokens[:1] * len(self.tokens))"),
+    ("context", "counts = [min(limit, width) for limit in limits]", "counts = [width for limit in limits]"),
 ]
 
 
@@ -266,6 +278,20 @@ def test_planted_faults_are_caught(check: str, right: str, wrong: str) -> None:
     exec(compile(source.replace(right, wrong, 1), "faulty drafter", "exec"), faulty.__dict__)
     with pytest.raises((AssertionError, IndexError, RuntimeError, ValueError)):
         CHECKS[check](faulty)
+
+
+@pytest.mark.parametrize(("check", "right", "wrong"), DRAWING_FAULTS)
+def test_planted_faults_of_drawing_are_caught(
+    check: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = inspect.getsource(drawing)
+    assert right in source, f"the planted fault no longer matches the code: {right}"
+    faulty = ModuleType("faulty_drawing")
+    monkeypatch.setitem(sys.modules, "faulty_drawing", faulty)  # dataclasses look their module up
+    exec(compile(source.replace(right, wrong, 1), "faulty drawing", "exec"), faulty.__dict__)
+    monkeypatch.setattr(real_code, "Drawing", faulty.Drawing)
+    with pytest.raises((AssertionError, IndexError, RuntimeError, ValueError)):
+        CHECKS[check](real_code)
 
 
 OTHERS = ["llama and gemma3_text", "gemma2 and mistral", "qwen3 and gpt2"]
