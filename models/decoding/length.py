@@ -15,12 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
+from models.decoding.estimates import START_COST, KeepRates
+
 # Drafted tokens that an estimate of how often they are kept remembers, and how many of them it still does when new
 # prompts come; observations that a relative cost remembers.
 MEMORY_TOKENS, MEMORY_OF_OTHERS, MEMORY_COSTS = 128.0, 16.0, 16
-# A drafted token is first thought to be kept this often; one behind another as often as that, which counts like so many
-# observations of its own. One more of them is first thought to cost this much of a pass.
-START_KEPT, START_WEIGHT, START_COST = 0.7, 4.0, 0.1
 # A single measurement counts as at most so many times what was expected, and no less than its inverse.
 CLIP = 2.0
 # What trying other lengths may cost: a share of all time, and so many blocks' time more when new prompts come.
@@ -133,9 +132,7 @@ class AdaptiveLength:
         if num_draft_tokens < 1:
             raise ValueError(f"num_draft_tokens={num_draft_tokens}: an adaptive length needs at least 1 to choose from")
         self.num_draft_tokens = num_draft_tokens
-        # Of place i: rows that kept all before it and were asked for it, and how many of them kept it, too.
-        self._tried = [0.0] * num_draft_tokens
-        self._kept = [0.0] * num_draft_tokens
+        self._rates = KeepRates(num_draft_tokens, MEMORY_TOKENS)
         self._costs: dict[int, _Costs] = {}
         self._num_rows = 0
         self._best = num_draft_tokens
@@ -145,9 +142,7 @@ class AdaptiveLength:
     def begin(self) -> None:
         """See `Length.begin`."""
         self._budget = SEARCH_START
-        for place, tried in enumerate(self._tried):
-            if tried > MEMORY_OF_OTHERS:
-                self._forget(place, MEMORY_OF_OTHERS / tried)
+        self._rates.trust_at_most(MEMORY_OF_OTHERS)
 
     def choose(self, num_rows: int, longest: int) -> int:
         """See `Length.choose`."""
@@ -156,7 +151,7 @@ class AdaptiveLength:
         unmeasured = [k for k in (self.num_draft_tokens, 0, (self.num_draft_tokens + 1) // 2) if not costs.knows(k)]
         if unmeasured:
             return min(unmeasured[0], longest)
-        expected, cost = self.expected_tokens(), costs.all_costs(self.num_draft_tokens)
+        expected, cost = self._rates.expected_tokens(), costs.all_costs(self.num_draft_tokens)
         self._best = max(range(len(expected)), key=lambda length: expected[length] / cost[length])
         others = [self._best + 1, self._best - 1, 0]
         other = others[self._turn % len(others)]
@@ -176,21 +171,4 @@ class AdaptiveLength:
         costs = self._costs[self._num_rows]
         costs.observe(asked, seconds, asked == self._best)
         self._budget += SEARCH_SHARE
-        for place in range(asked):
-            tried = sum(count >= place for count in num_accepted)
-            self._forget(place, (1.0 - 1.0 / MEMORY_TOKENS) ** tried)
-            self._tried[place] += tried
-            self._kept[place] += sum(count > place for count in num_accepted)
-
-    def expected_tokens(self) -> list[float]:
-        """1 + r_1 + .. + r_k for k = 0 .. K: emitted tokens of a row's block."""
-        totals, reach, share = [1.0], 1.0, START_KEPT
-        for tried, kept in zip(self._tried, self._kept, strict=True):
-            share = (kept + START_WEIGHT * share) / (tried + START_WEIGHT)
-            reach *= share
-            totals.append(totals[-1] + reach)
-        return totals
-
-    def _forget(self, place: int, left: float) -> None:
-        self._tried[place] *= left
-        self._kept[place] *= left
+        self._rates.observe(asked, num_accepted)

@@ -20,19 +20,20 @@ class NgramReader:
         self._text: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
         self._source: int | None = None  # where what may follow is copied from
+        self.match_length = 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """See `Reader.read`."""
         for token in tokens:
             self._text.append(token)
             end = len(self._text)
-            self._source = None
+            self._source, self.match_length = None, 0
             for size in self._sizes:
                 if size > end:
                     continue
                 ngram = tuple(self._text[-size:])
-                if self._source is None:
-                    self._source = self._behind.get(ngram)
+                if self._source is None and ngram in self._behind:
+                    self._source, self.match_length = self._behind[ngram], size
                 self._behind[ngram] = end
 
     def propose(self, count: int) -> list[int]:

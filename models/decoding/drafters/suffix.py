@@ -47,13 +47,24 @@ class SuffixReader:
                 self._place = self._memory.extend(self._current_place(), token)
                 self._known = self._memory.automaton
 
+    @property
+    def match_length(self) -> int:
+        """See `Reader`."""
+        automaton, state = self._longest()
+        return automaton.lengths[automaton.match(state)]
+
     def propose(self, count: int) -> list[int]:
         """See `Reader.propose`."""
+        automaton, state = self._longest()
+        return automaton.walk(state, count, *self._limits)
+
+    def _longest(self) -> tuple[SuffixAutomaton, int]:
+        """The automaton in which the longer ending stood, of the row's own text or of the memory, and the place in it."""
         if self._memory is not None:
             shared, place = self._memory.automaton, self._current_place()
             if shared.lengths[shared.match(place)] > self._own.lengths[self._own.match(self._state)]:
-                return shared.walk(place, count, *self._limits)
-        return self._own.walk(self._state, count, *self._limits)
+                return shared, place
+        return self._own, self._state
 
     def _current_place(self) -> int:
         """ROOT where the memory was cleared since the row has read."""

@@ -20,7 +20,10 @@ from models.target import Target
 
 
 class Reader(Protocol):
-    """What is kept of one row's text."""
+    """What is kept of one row's text. match_length: tokens of the ending that `propose` goes on from, 0 for none."""
+
+    @property
+    def match_length(self) -> int: ...
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the settled tokens that follow those it has."""
@@ -71,6 +74,10 @@ class TextDrafter(ABC):
         padded = [row + [0] * (width - len(row)) for row in rows]
         tokens_BK = torch.tensor(padded, dtype=torch.long, device=self._device).reshape(len(rows), width)
         return Draft(tokens_BK, counts=counts)
+
+    def match_lengths(self, state: list[Reader]) -> list[int]:
+        """How long the ending is that each row's draft goes on from: the longer, the more of the draft is kept."""
+        return [reader.match_length for reader in state]
 
     def select_rows(self, state: list[Reader], rows: Sequence[int]) -> None:
         """See `Drafter.select_rows`."""

@@ -125,16 +125,6 @@ def test_costs_are_kept_for_each_number_of_rows() -> None:
     assert sorted(chosen)[10] == 0
 
 
-def test_expected_tokens() -> None:
-    """By hand: 16 of 20, then 3 of 12 and a place never tried, each drawn to the one before it by 4 observations."""
-    length = AdaptiveLength(3)
-    length._tried, length._kept = [20.0, 12.0, 0.0], [16.0, 3.0, 0.0]
-    first = (16 + 4 * 0.7) / 24
-    second = (3 + 4 * first) / 16
-    expected = [1.0, 1.0 + first, 1.0 + first + first * second, 1.0 + first + first * second + first * second**2]
-    assert length.expected_tokens() == pytest.approx(expected)
-
-
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="num_draft_tokens=0"):
         AdaptiveLength(0)

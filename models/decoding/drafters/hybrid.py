@@ -1,0 +1,220 @@
+"""Drafts from two sources: what one proposes, and behind it, or instead of it, what the other does.
+
+The first is an n-gram or a suffix of the text, or a smaller model; the second the target's trained heads, or a smaller
+model. How many tokens m come from the first and how many n then from the second is chosen for the most tokens a second,
+
+    (1 + r_1 + .. + r_m + r_m (s_1 + .. + s_n)) / (pass(m + n) + first(m) + second(m, n)),
+
+from running estimates: r_i of how often the first's i-th token is kept (for text: by the length of the match that it
+goes on from), s_i the same of the second's, and the times of a target pass and of drafting. Nothing of this looks at a
+token that is still to be judged, so the choice leaves every rule's output law as it is.
+
+Shape suffixes: B rows, T positions, K drafted tokens, P tokens of the first source, H hidden.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.decoding.drafters.base import Draft
+from models.decoding.drafters.drawing import Prefix
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.drafters.model import ModelDrafter
+from models.decoding.drafters.text import TextDrafter
+from models.decoding.estimates import KeepRates, Line
+from models.decoding.processors import BlockProcessor
+from models.decoding.sampling import SamplingParams
+
+# Matches of these lengths and more are told apart.
+MATCH_LENGTHS = (2, 3, 4, 6, 9, 16)
+# Observations that estimates remember, and the share of them that each block lets go, so that a source which was left
+# out is tried again.
+MEMORY_TOKENS, MEMORY_TIMES, FADE = 128.0, 32.0, 0.005
+MAX_PLACES = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one row's block is put together: tokens of the first source, tokens of the second, and the match's class."""
+
+    num_first: int
+    num_second: int
+    match: int
+
+
+@dataclass
+class HybridState:
+    """Both sources' states, and the plans of the block that is under way (None: this row has none)."""
+
+    first: Any
+    second: Any
+    plans: list[Plan | None]
+
+
+@dataclass
+class _Times:
+    """Seconds of a target pass, and of drafting with each source, for one number of rows."""
+
+    target: Line = field(default_factory=lambda: Line(MEMORY_TIMES))
+    first: Line = field(default_factory=lambda: Line(MEMORY_TIMES))
+    second: Line = field(default_factory=lambda: Line(MEMORY_TIMES))
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A target pass over a draft of so many tokens, since it was proposed."""
+
+    times: _Times
+    num_tokens: int
+    began_at: float
+
+
+class HybridDrafter:
+    """See the module's description."""
+
+    def __init__(self, first: TextDrafter | ModelDrafter, second: HeadsDrafter | ModelDrafter) -> None:
+        """ValueError where the two have different vocabularies, or are of the same kind."""
+        if first.vocab_size != second.vocab_size:
+            raise ValueError(
+                f"the sources of a hybrid have vocabularies of {first.vocab_size} and {second.vocab_size} tokens: "
+                "both must be made for the same target"
+            )
+        if isinstance(first, ModelDrafter) and isinstance(second, ModelDrafter):
+            raise ValueError("drafter.first=model and drafter.second=model: one of them must be another kind")
+        self.first, self.second = first, second
+        self.vocab_size = first.vocab_size
+        self.max_draft_tokens: int | None = None
+        networks = [part.network for part in (first, second) if part.network is not None]
+        self.network: nn.Module | None = nn.ModuleList(networks)
+        self._first_rates = [KeepRates(MAX_PLACES, MEMORY_TOKENS) for _ in range(len(MATCH_LENGTHS) + 1)]
+        # Alone, and behind tokens of the first source.
+        self._second_rates = [KeepRates(MAX_PLACES, MEMORY_TOKENS) for _ in range(2)]
+        self._times: dict[int, _Times] = {}
+        self._under_way: _Pass | None = None
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> HybridState:
+        """See `Drafter.start`."""
+        self._under_way = None  # a block whose rows all ended is never absorbed
+        return HybridState(self.first.start(prompts), self.second.start(prompts), [None] * len(prompts))
+
+    def absorb(self, state: HybridState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+        """See `Drafter.absorb`."""
+        self._learn(state, counts)
+        self.first.absorb(state.first, hidden_BTH, next_tokens_BT, counts)
+        self.second.absorb(state.second, hidden_BTH, next_tokens_BT, counts)
+
+    def propose(
+        self,
+        state: HybridState,
+        num_draft_tokens: int,
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None = None,
+    ) -> Draft:
+        """See `Drafter.propose`. As long as pays, which may be no token at all."""
+        num_rows = len(state.plans)
+        times = self._times.setdefault(num_rows, _Times())
+        started = time.perf_counter()
+        if isinstance(self.first, TextDrafter):
+            given = self.first.propose(state.first, num_draft_tokens, params, uniforms_BK, processor)
+            matches = [bisect_right(MATCH_LENGTHS, length) for length in self.first.match_lengths(state.first)]
+            assert given.counts is not None
+            plans = [
+                self._plan(count, match, num_draft_tokens, times)
+                for count, match in zip(given.counts, matches, strict=True)
+            ]
+        else:
+            plan = self._plan(num_draft_tokens, 0, num_draft_tokens, times)
+            given = Draft(torch.zeros(num_rows, 0, dtype=torch.long), counts=[0] * num_rows)
+            if plan.num_first:
+                given = self.first.propose(state.first, plan.num_first, params, uniforms_BK, processor)
+            plans = [Plan(min(plan.num_first, count), plan.num_second, 0) for count in given.counts or ()]
+        times.first.observe(max(plan.num_first for plan in plans), time.perf_counter() - started)
+        draft = self._go_on(state, given, plans, params, uniforms_BK, processor, times)
+        state.plans = list(plans)
+        self._under_way = _Pass(times, draft.tokens_BK.shape[1], time.perf_counter())
+        return draft
+
+    def select_rows(self, state: HybridState, rows: Sequence[int]) -> None:
+        """See `Drafter.select_rows`."""
+        self.first.select_rows(state.first, rows)
+        self.second.select_rows(state.second, rows)
+        state.plans = [state.plans[row] for row in rows]
+
+    def extend(self, state: HybridState, other: HybridState) -> None:
+        """See `Drafter.extend`."""
+        self.first.extend(state.first, other.first)
+        self.second.extend(state.second, other.second)
+        state.plans += other.plans
+
+    def _go_on(
+        self,
+        state: HybridState,
+        given: Draft,
+        plans: Sequence[Plan],
+        params: SamplingParams,
+        uniforms_BK: Tensor | None,
+        processor: BlockProcessor | None,
+        times: _Times,
+    ) -> Draft:
+        """The plans' tokens of the first source, and the second's behind them."""
+        counts = [plan.num_first for plan in plans]
+        width = max(plan.num_first + plan.num_second for plan in plans)
+        if not any(plan.num_second for plan in plans):
+            probs_BKV = given.probs_BKV if given.probs_BKV is None else given.probs_BKV[:, :width]
+            return Draft(given.tokens_BK[:, :width], probs_BKV, counts)
+        started = time.perf_counter()
+        prefix = Prefix(given.tokens_BK, counts, [plan.num_second > 0 for plan in plans], given.probs_BKV)
+        draft = self.second.propose(state.second, width, params, uniforms_BK, processor, prefix)
+        times.second.observe(self._num_steps(min(counts), width - min(counts)), time.perf_counter() - started)
+        assert draft.counts is not None
+        limits = [plan.num_first + plan.num_second for plan in plans]
+        counts = [min(pair) for pair in zip(draft.counts, limits, strict=True)]
+        return Draft(draft.tokens_BK, draft.probs_BKV, counts)
+
+    def _plan(self, num_given: int, match: int, num_draft_tokens: int, times: _Times) -> Plan:
+        """The best of all ways to put at most num_draft_tokens together from num_given tokens of the first source."""
+        first = self._first_rates[match]
+        reached, totals = first.reached(), first.expected_tokens()
+        alone, behind = (rates.expected_tokens() for rates in self._second_rates)
+        longest = self.second.max_draft_tokens or num_draft_tokens
+
+        def rate(plan: tuple[int, int]) -> float:
+            m, n = plan
+            seconds = times.target.seconds(m + n)
+            if not isinstance(self.first, TextDrafter):
+                seconds += times.first.seconds(m) if m else 0.0
+            seconds += times.second.seconds(self._num_steps(m, n)) if n else 0.0
+            more = (behind if m else alone)[n] - 1.0
+            return (totals[m] + reached[m] * more) / max(seconds, 1e-9)
+
+        most = min(num_draft_tokens, MAX_PLACES)
+        plans = [(m, 0) for m in range(min(num_given, most) + 1)]
+        plans += [(m, n) for m, _ in plans for n in range(1, min(longest, most) - m + 1)]
+        return Plan(*max(plans, key=rate), match)
+
+    def _num_steps(self, given: int, drawn: int) -> int:
+        """Passes of the second source: a model reads what is given in one of them, heads go through it step by step."""
+        return drawn if isinstance(self.second, ModelDrafter) else given + drawn
+
+    def _learn(self, state: HybridState, counts: Sequence[int]) -> None:
+        """From what became of the block that was proposed last."""
+        if self._under_way is not None:
+            seconds = time.perf_counter() - self._under_way.began_at
+            self._under_way.times.target.observe(self._under_way.num_tokens, seconds)
+            self._under_way = None
+        for rates in (*self._first_rates, *self._second_rates):
+            rates.fade(FADE)
+        for plan, count in zip(state.plans, counts, strict=True):
+            if plan is None:
+                continue
+            accepted = count - 1
+            self._first_rates[plan.match].observe(plan.num_first, [min(accepted, plan.num_first)])
+            if accepted >= plan.num_first:
+                self._second_rates[plan.num_first > 0].observe(plan.num_second, [accepted - plan.num_first])
+        state.plans = [None] * len(counts)
