@@ -22,7 +22,8 @@ from models.checkpoint import heads_record, model_record, save_ensemble, save_he
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target
-from train.config import CONF, checked
+from train.config import checked
+from train.presets import CONF
 
 ROOT = CONF.parent
 REWARD = """
