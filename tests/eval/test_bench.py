@@ -102,6 +102,19 @@ def test_several_drafters_in_one_table(checkpoint: Path, prompts: Path, tmp_path
     assert "ngram (min_match = 1, max_match = 2): ngram, min_match=1, max_match=2." in table
 
 
+def test_code_is_completed_and_texts_are_summarised(tmp_path: Path) -> None:
+    """The generated prompts of these tasks, by a drafter that copies from them."""
+    words = ["+model=tiny", "drafter=suffix", "tasks=[completion,summarise]", "prompts_per_task=2", "rounds=1"]
+    words += ["short_tokens=24", "long_tokens=0", "warmup_rounds=0", "with_generate=false", "prompt_lookup_tokens=0"]
+    record = measure(tmp_path, [*words, f"output_dir={tmp_path}"])
+    assert list(record["groups"]) == ["completion short", "summarise short"]
+    for rows in record["groups"].values():
+        row = rows[-1]
+        assert row["method"] == "suffix lossless, K = 4"
+        assert row["counters"]["drafted"] > 0
+        assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"] == 2
+
+
 def test_rounds_do_not_remember_each_other(prompts: Path, tmp_path: Path) -> None:
     """A drafter that remembers other answers drafts the same in its first round as after a warm-up of the very same."""
     words = [*small(prompts, tmp_path), "drafter=suffix", "drafter.remembered_tokens=100000", "rounds=1"]
@@ -267,7 +280,7 @@ def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Pa
 
 def test_ctrl_c_writes_what_is_done(prompts: Path, tmp_path: Path) -> None:
     """Interrupted within its second group, the command leaves whole files that cover the first one."""
-    words = [*small(prompts, tmp_path / "out"), "rounds=300"]
+    words = [*small(prompts, tmp_path / "out"), "rounds=60"]
     command = [sys.executable, "-m", "eval.bench", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
