@@ -1,12 +1,13 @@
 """Counts by hand, and of transformers' prompt lookup against what its own loop says that it matched."""
 
 import pytest
+import torch
 from torch import Tensor
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import eval.passes
 from eval.methods import GenerateMethod
-from eval.passes import count_blocks
+from eval.passes import count_blocks, count_passes
 from models.decoding.counters import Counters, add_up
 from models.decoding.sampling import SamplingParams
 from models.tiny import make_tiny_target
@@ -55,6 +56,14 @@ def test_planted_faults_in_counting(right: str, wrong: str) -> None:
 def test_counts_that_do_not_add_up_are_told() -> None:
     with pytest.raises(ValueError, match="emitted 3 tokens, and its passes account for 1"):
         count_blocks([[5]], [1, 2, 3])
+
+
+@pytest.mark.parametrize(("candidates", "tokens"), [(candidates, tokens) for candidates, tokens, _ in BY_HAND])
+def test_passes_show_their_candidates(candidates: list[list[int]], tokens: list[int]) -> None:
+    """Behind the prompt in the first pass, behind the last settled token in the others."""
+    settled = [[7, 8, 9], *[[0]] * (len(candidates) - 1)]
+    shown = [torch.tensor([[*before, *drafted]]) for before, drafted in zip(settled, candidates, strict=True)]
+    assert count_passes(shown, 3, tokens) == count_blocks(candidates, tokens)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.3)])
