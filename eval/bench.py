@@ -133,7 +133,10 @@ def make_methods(target: Target, drafters: Mapping[str, Drafting], config: Bench
     for label, drafting in drafters.items():
         for count in draft_token_counts(config.num_draft_tokens) or [drafting.num_draft_tokens]:
             for verifier in verifiers:
-                decoder = Decoder(target, drafting.drafter, count, make_rule(verifier), verifier.distance_budget)
+                try:
+                    decoder = Decoder(target, drafting.drafter, count, make_rule(verifier), verifier.distance_budget)
+                except ValueError as error:
+                    raise ValueError(f"drafter {label}: {error}") from error
                 methods.append(DecoderMethod(f"{label} {verifier.kind}, K = {count}", decoder, sampling, batch_size))
     return [*methods, BareForward(target, batch_size)]
 

@@ -201,7 +201,7 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
     [
         (["drafter=heads"], "has no config.json; give the folder that train.mtp wrote"),
         (["drafter=heads", "checkpoint=nowhere"], "'nowhere' has no config.json"),
-        (["checkpoint=x"], "checkpoint='x' is for drafter=heads; add that, or leave it out"),
+        (["checkpoint=x"], "checkpoint='x' is for drafter=heads"),
         (["checkpoint=x", "drafter=model"], "checkpoint='x' is for drafter=heads"),
         (["num_draft_tokens=2"], "num_draft_tokens=2 is for a drafter; add drafter=NAME, with NAME one of heads, "),
         (["num_draft_tokens=two"], "num_draft_tokens='two'"),
@@ -243,6 +243,14 @@ def test_mistakes_stop_before_a_model_loads(words: list[str], message: str, monk
 def test_hydra_refuses(word: str) -> None:
     with pytest.raises(ConfigCompositionException):
         configure("+model=tiny", word)
+
+
+def test_a_longer_block_than_a_drafter_can_is_told_with_its_name(prompts: Path, tmp_path: Path) -> None:
+    head = build_head(make_tiny_target(), HeadOptions("medusa", 2))
+    save_heads(tmp_path / "heads", head)
+    words = [*small(prompts, tmp_path), "drafter=ngram", "others=[heads]", f"checkpoint={tmp_path / 'heads'}"]
+    with pytest.raises(ValueError, match="drafter heads: num_draft_tokens=3: must be 1 to 2 with this drafter"):
+        run_bench(configure(*words, "num_draft_tokens=3"))
 
 
 def test_prompts_seen_in_training_are_refused(checkpoint: Path) -> None:

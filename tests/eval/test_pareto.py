@@ -262,7 +262,7 @@ MISTAKES = [
     (["drafter=none"], "drafter=none: rules judge drafts; choose one of heads, model, "),
     (["drafter.kind=oracle"], "drafter.kind='oracle' is unknown; choose one of none, heads, "),
     (["drafter=ngram", "drafter.max_match=null"], "drafter.max_match is missing: ngram needs min_match, max_match"),
-    (["drafter=model", "checkpoint=x"], "checkpoint='x' is for drafter=heads; leave it out (a draft model is named"),
+    (["drafter=model", "checkpoint=x"], "checkpoint='x' is for drafter=heads"),
     (["temperature=0"], "temperature=0.0: greedy decoding leaves nothing to relax"),
     (["split=test"], "split='test' is unknown; choose heldout or train"),
     (["num_prompts=0"], "num_prompts=0 must be at least 1"),
