@@ -1,4 +1,4 @@
-"""`python -m eval.bench +model=NAME [drafter=heads checkpoint=FOLDER]`: ways of decoding, side by side in one run.
+"""`python -m eval.bench +model=NAME [drafter=NAME others=[NAME,...]]`: ways of decoding, side by side in one run.
 
 Every method answers the same held-out prompts with the same limits, in turns; a table and the JSON behind it tell how
 fast each was and what it wrote.
@@ -7,6 +7,7 @@ fast each was and what it wrote.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,24 @@ from typing import Any
 import torch
 from omegaconf import MISSING
 
+from eval.drafters import Drafting, choose_drafters, load_drafters, needs_checkpoint
 from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
 from eval.provenance import describe_run
 from eval.report import render_groups, render_table, row_record, write_json, write_text
 from eval.session import Session, SessionOptions, make_parts, run_session
 from eval.tasks import SPLITS, TASKS, make_groups
 from eval.timing import device_clock
-from models.checkpoint import load_heads, read_config
+from models.checkpoint import read_config
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Drafter
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import load_model_drafter
+from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions
 from models.decoding.sampling import SamplingParams
 from models.decoding.verification.options import VerifierOptions, make_rule
 from models.target import Target, TargetOptions, load_target
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions
 
-DRAFTERS = ("none", "heads", "model")
 LOSSLESS = "lossless"
-
-
-@dataclass
-class DrafterOptions:
-    """Where drafted tokens come from."""
-
-    kind: str = "none"
+ADD_DRAFTER = f"add drafter=NAME, with NAME one of {', '.join(kind for kind in KINDS if kind != NONE)}"
 
 
 @dataclass
@@ -50,6 +43,7 @@ class BenchConfig:
     work_dir: str = MISSING
     data: DataOptions = field(default_factory=DataOptions)
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    others: list[Any] = field(default_factory=list)
     verifier: VerifierOptions = field(default_factory=VerifierOptions)
     checkpoint: str = ""
     num_draft_tokens: Any = 0  # a number or a list of numbers
@@ -74,33 +68,28 @@ class BenchConfig:
 
 def check_options(config: BenchConfig) -> dict[str, int]:
     """The lengths of answers that are asked for. ValueError for an option out of range, before any model loads."""
-    if config.drafter.kind not in DRAFTERS:
-        raise ValueError(f"drafter.kind={config.drafter.kind!r} is unknown; choose one of {', '.join(DRAFTERS)}")
+    drafters = choose_drafters(config.drafter, config.others)
     rule = make_rule(config.verifier)
     if not rule.is_lossless and config.temperature == 0:
         raise ValueError(
             f"verifier={config.verifier.kind} with temperature=0: greedy decoding leaves nothing to relax; set a "
             "temperature above 0, or verifier=lossless"
         )
-    if config.verifier.kind != LOSSLESS and config.drafter.kind == "none":
+    if config.verifier.kind != LOSSLESS and not drafters:
         raise ValueError(
-            f"verifier={config.verifier.kind} has no drafts to judge; add drafter=heads, or leave out verifier"
+            f"verifier={config.verifier.kind} has no drafts to judge; {ADD_DRAFTER}, or leave out verifier"
         )
     draft_token_counts(config.num_draft_tokens)
     if not config.splits or set(config.splits) - set(SPLITS) or len(set(config.splits)) < len(config.splits):
         raise ValueError(f"splits={config.splits} must name each of {', '.join(SPLITS)} at most once, and one of them")
-    if config.drafter.kind == "none" and (config.checkpoint or config.num_draft_tokens):
-        raise ValueError(
-            f"checkpoint={config.checkpoint!r} and num_draft_tokens={config.num_draft_tokens} are for a drafter; "
-            "add drafter=heads, or leave them out"
-        )
-    if config.drafter.kind == "model" and (config.checkpoint or not draft_token_counts(config.num_draft_tokens)):
-        raise ValueError(
-            f"drafter=model with checkpoint={config.checkpoint!r} and num_draft_tokens={config.num_draft_tokens}: a "
-            "draft model (model.draft) has no checkpoint of ours and no trained K; leave out the one, give the other"
-        )
-    if config.drafter.kind == "heads":
+    if config.num_draft_tokens and not drafters:
+        raise ValueError(f"num_draft_tokens={config.num_draft_tokens} is for a drafter; {ADD_DRAFTER}, or leave it out")
+    if needs_checkpoint(drafters):
         _require_heldout(read_config(checkpoint_folder(config)), config)
+    elif config.checkpoint:
+        raise ValueError(
+            f"checkpoint={config.checkpoint!r} is for drafter={' or '.join(WITH_CHECKPOINT)}; add that, or leave it out"
+        )
     at_least = {"prompts_per_task": 1, "batch_size": 1, "rounds": 1, "warmup_rounds": 0, "prompt_lookup_tokens": 0}
     for name, least in {**at_least, "threads": 0, "short_tokens": 0, "long_tokens": 0}.items():
         if (value := getattr(config, name)) < least:
@@ -120,31 +109,18 @@ def checkpoint_folder(config: BenchConfig) -> Path:
 
 
 def draft_token_counts(value: Any) -> list[int]:
-    """One K or several, in their order; [] for 0, the trained one. ValueError for anything else."""
+    """One K or several, in their order; [] for 0, each drafter's own. ValueError for anything else."""
     counts = value if isinstance(value, list) else [] if value == 0 and not isinstance(value, bool) else [value]
     if any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in counts) or len(set(counts)) < len(counts):
         raise ValueError(
             f"num_draft_tokens={value!r} must be a number of at least 1, a list of different ones such as [1,3], or 0 "
-            "for the number that the heads were trained with"
+            "for the number that a drafter has by itself"
         )
     return counts
 
 
-def make_drafter(target: Target, config: BenchConfig) -> tuple[Drafter | None, int]:
-    """The drafter, and the K that it has if none is asked for (0: none)."""
-    if config.drafter.kind == "none":
-        return None, 0
-    if config.drafter.kind == "model":
-        return load_model_drafter(config.model, target), 0
-    head = load_heads(checkpoint_folder(config), target)
-    return HeadsDrafter(head), head.num_draft_tokens
-
-
-def make_methods(target: Target, drafter: Drafter | None, trained_count: int, config: BenchConfig) -> list[Method]:
-    """Every row of the table in the order of their turns, and the bare forward behind them.
-
-    trained_count: K where none is asked for.
-    """
+def make_methods(target: Target, drafters: Mapping[str, Drafting], config: BenchConfig) -> list[Method]:
+    """Every row of the table in the order of their turns, and the bare forward behind them."""
     sampling, batch_size = _sampling(config), config.batch_size
     methods: list[Method] = [DecoderMethod(PLAIN, Decoder(target), sampling, batch_size)]
     if config.with_generate:
@@ -152,15 +128,16 @@ def make_methods(target: Target, drafter: Drafter | None, trained_count: int, co
     if config.prompt_lookup_tokens and batch_size == 1:
         name = f"transformers prompt lookup, {config.prompt_lookup_tokens} tokens"
         methods.append(GenerateMethod(name, target, sampling, batch_size, config.prompt_lookup_tokens))
-    if drafter is not None:
-        # Lossless token verification is the yardstick of every other rule.
-        verifiers = [VerifierOptions()] + [config.verifier] * (config.verifier.kind != LOSSLESS)
-        for count in draft_token_counts(config.num_draft_tokens) or [trained_count]:
+    # Lossless token verification is the yardstick of every other rule.
+    verifiers = [VerifierOptions()] + [config.verifier] * (config.verifier.kind != LOSSLESS)
+    for label, drafting in drafters.items():
+        for count in draft_token_counts(config.num_draft_tokens) or [drafting.num_draft_tokens]:
             for verifier in verifiers:
-                rule = make_rule(verifier)
-                decoder = Decoder(target, drafter, count, rule, verifier.distance_budget)
-                name = f"{config.drafter.kind} {verifier.kind}, K = {count}"
-                methods.append(DecoderMethod(name, decoder, sampling, batch_size))
+                try:
+                    decoder = Decoder(target, drafting.drafter, count, make_rule(verifier), verifier.distance_budget)
+                except ValueError as error:
+                    raise ValueError(f"drafter {label}: {error}") from error
+                methods.append(DecoderMethod(f"{label} {verifier.kind}, K = {count}", decoder, sampling, batch_size))
     return [*methods, BareForward(target, batch_size)]
 
 
@@ -172,7 +149,9 @@ def run_bench(config: BenchConfig) -> Session:
     if config.prompt_lookup_tokens and config.batch_size > 1:
         print(f"no row for prompt lookup: transformers' takes one prompt at a time, and batch_size={config.batch_size}")
     target = load_target(config.model)
-    methods = make_methods(target, *make_drafter(target, config), config)
+    chosen = choose_drafters(config.drafter, config.others)
+    drafters = load_drafters(chosen, config.model, target, checkpoint_folder(config))
+    methods = make_methods(target, drafters, config)
     groups = [
         group
         for split in config.splits
@@ -185,11 +164,11 @@ def run_bench(config: BenchConfig) -> Session:
     )
     parts = make_parts(methods) if target.device.type == "cuda" else []
     session = run_session(target, groups, methods, parts, options, device_clock(target.device))
-    _write(session, target, config)
+    _write(session, target, {name: drafting.record for name, drafting in drafters.items()}, config)
     return session
 
 
-def _write(session: Session, target: Target, config: BenchConfig) -> None:
+def _write(session: Session, target: Target, drafters: Mapping[str, dict[str, Any]], config: BenchConfig) -> None:
     run = describe_run("eval.bench", target.device)
     by_group = {name: session.rows(name) for name in session.groups}
     folder = Path(config.output_dir)
@@ -197,6 +176,7 @@ def _write(session: Session, target: Target, config: BenchConfig) -> None:
         "run": run,
         "is_complete": session.is_complete,
         "target": {"name": target.name, "dtype": str(target.dtype), "fingerprint": target.fingerprint()},
+        "drafters": drafters,
         "config": asdict(config),
         "memory": session.memory_kind,
         "methods": [row_record(row) for row in session.rows()],
@@ -204,7 +184,13 @@ def _write(session: Session, target: Target, config: BenchConfig) -> None:
         "runs": [asdict(one) for one in session.runs],
     }
     write_json(folder / "bench.json", record)
-    lines = [render_table(session.rows()), "", render_groups(by_group), "", *_legend(session, target, config, run)]
+    lines = [
+        render_table(session.rows()),
+        "",
+        render_groups(by_group),
+        "",
+        *_legend(session, target, drafters, config, run),
+    ]
     if not session.is_complete:
         lines.append(f"Stopped before its end: only {', '.join(session.groups)}.")
     text = "\n".join(lines) + "\n"
@@ -212,15 +198,19 @@ def _write(session: Session, target: Target, config: BenchConfig) -> None:
     print(f"\n{text}\nwritten to {folder / 'bench.json'} and bench.md")
 
 
-def _legend(session: Session, target: Target, config: BenchConfig, run: dict[str, Any]) -> list[str]:
+def _legend(
+    session: Session, target: Target, drafters: Mapping[str, Any], config: BenchConfig, run: dict[str, Any]
+) -> list[str]:
     """What the columns mean, and where the figures come from."""
     versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
     how = "greedy" if config.temperature == 0 else f"sampled at temperature {config.temperature:g}"
     return [
         f"{target.name}, {str(target.dtype).removeprefix('torch.')}, batch size {config.batch_size}, {how}.",
+        *(f"{name}: {record['name']}, {record['fingerprint']}." for name, record in drafters.items()),
         f"tokens/s: median (lowest–highest) of {config.rounds} rounds, the prompts' own passes included.",
         "pass / bare: the row's target pass over a bare forward of one token. draft / pass: drafting over that pass.",
         "fresh: new prompts about what training prompts are about. Other groups: held-out prompts.",
+        "prompt lookup: counted by its passes; its first, over the prompt, is a block already.",
         "gap: furthest, in logits, that one of two differing tokens lay below the target's best one.",
         f"peak: {session.memory_kind}.",
         "distance / token: bound on the total variation between a relaxed rule's output law and the target's, a token.",

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from transformers import DynamicCache, GenerationConfig
 
+from eval.passes import count_passes, shown_to
 from eval.timing import wait_for
 from models.decoding.counters import Counters, Timings
 from models.decoding.decoder import Decoder
@@ -28,7 +29,7 @@ BARE_PASSES = 8
 
 @dataclass(frozen=True)
 class Outcome:
-    """New tokens of each prompt, and what the method tells of itself. Methods that are not ours count nothing."""
+    """New tokens of each prompt, and what the method tells of itself; counters: one for each prompt, or none."""
 
     tokens: list[list[int]]
     counters: list[Counters] = field(default_factory=list)
@@ -57,7 +58,9 @@ class DecoderMethod:
     batch_size: int
 
     def run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int) -> Outcome:
-        """See `Method.run`."""
+        """See `Method.run`. A drafter that remembers answers forgets them first: earlier rounds gave the very same."""
+        if forget := getattr(self.decoder.drafter, "forget", None):
+            forget()
         params = GenerationParams(max_new_tokens, self.sampling, seed)
         results = self.decoder.generate(prompts, params, self.batch_size)
         certificates = [] if self.decoder.judge.rule.is_lossless else [r.certificate for r in results]
@@ -77,7 +80,10 @@ class WaitingDecoder(Decoder):
 
 @dataclass(frozen=True)
 class GenerateMethod:
-    """transformers' own `generate`, with its default cache, and its prompt lookup where tokens for it are given."""
+    """transformers' own `generate`, with its default cache, and its prompt lookup where tokens for it are given.
+
+    Only prompt lookup is counted, by its passes (see `eval.passes`).
+    """
 
     name: str
     target: Target
@@ -94,12 +100,16 @@ class GenerateMethod:
 
     def run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int) -> Outcome:
         """See `Method.run`."""
-        tokens: list[list[int]] = []
+        outcome = Outcome([])
         with torch.random.fork_rng(), _no_defaults(self.target):
             torch.manual_seed(seed)
             for first in range(0, len(prompts), self.batch_size):
-                tokens += self._run_batch(prompts[first : first + self.batch_size], max_new_tokens)
-        return Outcome(tokens)
+                batch = prompts[first : first + self.batch_size]
+                with shown_to(self.target.model) as shown:
+                    outcome.tokens.extend(self._run_batch(batch, max_new_tokens))
+                if self.prompt_lookup_tokens:
+                    outcome.counters.append(count_passes(shown, len(batch[0]), outcome.tokens[-1]))
+        return outcome
 
     def _run_batch(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         longest = max(len(prompt) for prompt in prompts)

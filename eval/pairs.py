@@ -6,38 +6,34 @@ from typing import Any
 
 from eval.points import DYNAMIC, Dynamic, Pair
 from eval.questions import TESTBED, task_name
-from models.checkpoint import heads_record, load_ensemble, load_heads, model_record, read_config
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter, load_model_drafter
-from models.target import Target, TargetOptions, load_target
+from models.checkpoint import load_ensemble, model_record, read_config
+from models.decoding.drafters.base import Drafter
+from models.decoding.drafters.model import ModelDrafter
+from models.decoding.drafters.options import WITH_CHECKPOINT, DrafterOptions, default_draft_tokens, make_drafter
+from models.target import TargetOptions, load_target
 from train.data import DataOptions
 from train.testbed import ensure_testbed
 
-DRAFTERS = ("heads", "model")
-DEFAULT_DRAFT_TOKENS = 4  # K of a draft model, which has none of its own
-
 
 def load_pair(
-    model: TargetOptions, drafter: str, heads_folder: Path, num_draft_tokens: int, work_dir: Path
+    model: TargetOptions, options: DrafterOptions, heads_folder: Path, num_draft_tokens: int, work_dir: Path
 ) -> tuple[Pair, dict[str, Any]]:
-    """Target and drafter, and the drafter's record. num_draft_tokens 0: the K of the heads, or 4.
+    """Target and drafter, and the drafter's record. num_draft_tokens 0: the drafter's own K.
 
     The testbed is trained first where `work_dir` does not hold it yet.
     """
+    drafter: Drafter | None
     if model.source == TESTBED:
         bed = ensure_testbed(work_dir / TESTBED, model.seed)
-        return _model_pair(bed.target, ModelDrafter(bed.draft, bed.target), num_draft_tokens)
-    target = load_target(model)
-    if drafter == "model":
-        return _model_pair(target, load_model_drafter(model, target), num_draft_tokens)
-    head = load_heads(heads_folder, target)
-    pair = Pair(target, HeadsDrafter(head), num_draft_tokens or head.num_draft_tokens)
-    return pair, heads_record(heads_folder)
-
-
-def _model_pair(target: Target, drafter: ModelDrafter, num_draft_tokens: int) -> tuple[Pair, dict[str, Any]]:
-    pair = Pair(target, drafter, num_draft_tokens or DEFAULT_DRAFT_TOKENS, drafter.draft)
-    return pair, model_record(drafter.draft)
+        target, drafter = bed.target, ModelDrafter(bed.draft, bed.target)
+        record: dict[str, Any] = dict(model_record(bed.draft))
+    else:
+        target = load_target(model)
+        folder = heads_folder if options.kind in WITH_CHECKPOINT else None
+        drafter, record = make_drafter(options, model, target, folder)
+    assert drafter is not None
+    draft = drafter.draft if isinstance(drafter, ModelDrafter) else None
+    return Pair(target, drafter, num_draft_tokens or default_draft_tokens(drafter), draft), record
 
 
 def name_checkpoints(entries: Sequence[str]) -> dict[str, Path]:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from eval.decisive import find_weights, render_weights
 from eval.frontier import Frontier, FrontierOptions, analyse
 from eval.frontier_report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
-from eval.pairs import DRAFTERS, load_dynamics, load_pair, name_checkpoints, require_unseen
+from eval.pairs import load_dynamics, load_pair, name_checkpoints, require_unseen
 from eval.plots import draw_frontier, require_matplotlib, save_figure
 from eval.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, expand_all, make_points
 from eval.provenance import describe_run
@@ -31,6 +31,7 @@ from eval.samples import SamplingPlan, Sitting, run_sitting
 from eval.timing import device_clock
 from eval.tokens_html import TracedText, render_page, trace
 from eval.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
+from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions, check_drafter
 from models.decoding.rows import GenerationParams, stream_seed
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer
@@ -40,20 +41,13 @@ from train.data import DataOptions
 
 
 @dataclass
-class DrafterOptions:
-    """Where drafted tokens come from."""
-
-    kind: str = "heads"
-
-
-@dataclass
 class ParetoConfig:
     """Everything that conf/pareto.yaml and the command line may set; the file says what each means."""
 
     model: TargetOptions = MISSING
     work_dir: str = MISSING
     data: DataOptions = field(default_factory=DataOptions)
-    drafter: DrafterOptions = field(default_factory=DrafterOptions)
+    drafter: DrafterOptions = field(default_factory=lambda: DrafterOptions("heads"))
     reward: RewardOptions = field(default_factory=RewardOptions)
     checkpoint: str = ""
     num_draft_tokens: int = 0
@@ -96,10 +90,15 @@ class ParetoConfig:
 
 def check_options(config: ParetoConfig) -> None:
     """ValueError for an option out of range, before any model loads."""
-    if config.drafter.kind not in DRAFTERS:
-        raise ValueError(f"drafter.kind={config.drafter.kind!r}: rules judge drafts; choose {' or '.join(DRAFTERS)}")
-    if config.checkpoint and config.drafter.kind != "heads":
-        raise ValueError(f"checkpoint={config.checkpoint!r} is for drafter=heads; name a draft model with model.draft")
+    check_drafter(config.drafter)
+    if config.drafter.kind == NONE:
+        drafting = ", ".join(kind for kind in KINDS if kind != NONE)
+        raise ValueError(f"drafter={NONE}: rules judge drafts; choose one of {drafting}")
+    if config.checkpoint and config.drafter.kind not in WITH_CHECKPOINT:
+        raise ValueError(
+            f"checkpoint={config.checkpoint!r} is for drafter={' or '.join(WITH_CHECKPOINT)}; leave it out (a draft "
+            "model is named with model.draft)"
+        )
     if config.model.source == TESTBED and config.drafter.kind != "model":
         raise ValueError(f"drafter={config.drafter.kind}: the testbed has no draft heads; use drafter=model")
     if config.split not in SPLITS:
@@ -131,7 +130,7 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     """Load, measure, and write everything into `output_dir`."""
     check_options(config)
     families, checkpoints = expand_all(config.rules), name_checkpoints(config.checkpoints)
-    trained = [*checkpoints.values(), *[config.heads_folder] * (config.drafter.kind == "heads")]
+    trained = [*checkpoints.values(), *[config.heads_folder] * (config.drafter.kind in WITH_CHECKPOINT)]
     for folder in trained if config.split == "heldout" else ():
         require_unseen(folder, config.data)
     earlier = {Path(folder): read_run(Path(folder)) for folder in config.transfer}
@@ -139,7 +138,7 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     if config.threads:
         torch.set_num_threads(config.threads)
     pair, drafter_record = load_pair(
-        config.model, config.drafter.kind, config.heads_folder, config.num_draft_tokens, Path(config.work_dir)
+        config.model, config.drafter, config.heads_folder, config.num_draft_tokens, Path(config.work_dir)
     )
     about = describe(config, pair, drafter_record, reward)
     for folder, record in earlier.items():

@@ -1,20 +1,17 @@
 """transformers' own static ensemble (`assistant_ensemble_weight`) as a way of decoding, counted as this project counts.
 
-It takes one prompt at a time and tells no counts: they are read off what it shows the target. Its first pass is a block
-already, where this project's decoder emits a first token from the prompt alone.
+It takes one prompt at a time and tells no counts: `eval.passes` reads them off what it shows the target.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from eval.methods import GenerateMethod, Outcome, cut_at_eos
-from models.decoding.counters import Counters
+from eval.passes import count_passes, shown_to
 from models.target import Target
 
 
@@ -57,7 +54,7 @@ class AssistedMethod(GenerateMethod):
             for prompt in prompts:
                 config = GenerationConfig(**settings)
                 ids_1T = torch.tensor([list(prompt)], device=self.target.device)
-                with _shown(target) as shown:
+                with shown_to(target) as shown:
                     output_1T = target.generate(
                         ids_1T,
                         attention_mask=torch.ones_like(ids_1T),
@@ -65,47 +62,9 @@ class AssistedMethod(GenerateMethod):
                         assistant_model=draft,
                     )
                 tokens = cut_at_eos(output_1T[0, len(prompt) :].tolist(), self.target.eos_token_ids)
-                starts = [len(prompt), *[1] * (len(shown) - 1)]  # before the candidates stands what is settled
-                candidates = [ids_1T[0, start:].tolist() for ids_1T, start in zip(shown, starts, strict=True)]
                 outcome.tokens.append(tokens)
-                outcome.counters.append(count_blocks(candidates, tokens))
+                outcome.counters.append(count_passes(shown, len(prompt), tokens))
         return outcome
-
-
-def count_blocks(candidates: Sequence[Sequence[int]], tokens: Sequence[int]) -> Counters:
-    """Counts of one sequence from the candidates of each of its passes, as `Counters` has them.
-
-    A recovered token is never the candidate that it replaces, since the residual is 0 there: a pass has kept what its
-    candidates and the output have in common. ValueError where that does not add up to the output.
-    """
-    counters = Counters()
-    place = 0
-    for drafted in candidates:
-        rest = tokens[place:]
-        pairs = zip(drafted, rest, strict=False)
-        num_kept = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(drafted), len(rest)))
-        num_emitted = min(num_kept + 1, len(rest))
-        # Where a kept token ended the sequence, those behind it were never judged.
-        counters.record_block(num_kept if num_emitted == num_kept else len(drafted), num_kept, num_emitted)
-        place += num_emitted
-    if place != len(tokens):
-        raise ValueError(f"transformers emitted {len(tokens)} tokens, and its passes account for {place}")
-    return counters
-
-
-@contextmanager
-def _shown(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Token ids [1, T] of every pass."""
-    shown: list[torch.Tensor] = []
-
-    def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        shown.append(kwargs["input_ids"])
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield shown
-    finally:
-        handle.remove()
 
 
 @contextmanager

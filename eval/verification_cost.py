@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,7 +27,8 @@ from models.decoding.sampling import SamplingParams, sample_from, transform_logi
 from models.decoding.verification.base import Block, Rule
 from models.decoding.verification.options import RULES, VerifierOptions, make_rule
 from models.target import Target, TargetOptions, load_target
-from train.config import CONF, entry
+from train.config import entry
+from train.presets import read_preset
 
 CONTEXT_TOKENS = 128
 WARMUP_ROUNDS = 3
@@ -64,15 +65,7 @@ class Cost:
 
 def shipped_rules() -> dict[str, Rule]:
     """Every rule of conf/verifier with the options that it has there."""
-    rules = {}
-    for kind in RULES:
-        merged = OmegaConf.merge(
-            OmegaConf.structured(VerifierOptions), OmegaConf.load(CONF / "verifier" / f"{kind}.yaml")
-        )
-        options = OmegaConf.to_object(merged)
-        assert isinstance(options, VerifierOptions)
-        rules[kind] = make_rule(options)
-    return rules
+    return {kind: make_rule(read_preset(VerifierOptions, "verifier", kind, {}, "verifier")) for kind in RULES}
 
 
 class Blocks:

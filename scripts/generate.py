@@ -1,7 +1,8 @@
 """`python -m scripts.generate CHECKPOINT --prompt "..."`: one prompt in, its answer out as it comes.
 
-Tokens that the heads drafted and the target accepted are green; yellow are those that only a relaxed rule
-(`--verifier`) accepts. The last line (stderr) tells the speed, and what a relaxed rule spent.
+A drafter without trained heads needs no checkpoint: `--target smollm2 --drafter ngram`. Tokens that were drafted and
+that the target accepted are green; yellow are those that only a relaxed rule (`--verifier`) accepts. The last line
+(stderr) tells the speed, and what a relaxed rule spent.
 """
 
 import argparse
@@ -15,20 +16,28 @@ from typing import TextIO
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from models.checkpoint import load_heads, read_config
+from models.checkpoint import read_config
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.drafters.options import (
+    KINDS,
+    NONE,
+    WITH_CHECKPOINT,
+    DrafterOptions,
+    check_drafter,
+    default_draft_tokens,
+    make_drafter,
+)
 from models.decoding.processors import ProcessorParams
 from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer, IncrementalText
 from models.decoding.verification.options import RULES, VerifierOptions, make_rule
-from models.target import AUTO, DTYPES, Target, TargetOptions, load_target
+from models.target import AUTO, DTYPES, TargetOptions, load_target
 from train.data import Prompt, render_prompt
+from train.presets import CONF, read_preset
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+HEADS = "heads"
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
 COLOURS: dict[TokenVerdict, str] = {"accepted": GREEN, "relaxed": YELLOW}
 INTERRUPTED = 130
@@ -70,17 +79,38 @@ def find_target(name: str) -> TargetOptions:
 
 def find_verifier(words: Sequence[str]) -> VerifierOptions:
     """NAME [option=value ...]: a rule of conf/verifier, with other values for some of its options."""
-    path = CONF / "verifier" / f"{words[0]}.yaml"
-    if not path.is_file():
-        raise ValueError(f"--verifier {words[0]} is unknown; choose one of {', '.join(RULES)}")
-    schema = OmegaConf.structured(VerifierOptions)
-    try:
-        merged = OmegaConf.merge(schema, OmegaConf.load(path), OmegaConf.from_dotlist(list(words[1:])))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"--verifier {' '.join(words)}: {str(error).splitlines()[0]}") from error
-    options = OmegaConf.to_object(merged)
-    assert isinstance(options, VerifierOptions)
+    return read_preset(VerifierOptions, "verifier", words[0], OmegaConf.from_dotlist(list(words[1:])), "--verifier")
+
+
+def find_drafter(arguments: argparse.Namespace) -> DrafterOptions:
+    """NAME [option=value ...]: a drafter of conf/drafter, as a rule is chosen; without a name the checkpoint's heads.
+
+    ValueError for one that lacks its checkpoint, or has a parameter that it does not take.
+    """
+    if arguments.plain and arguments.drafter:
+        raise ValueError(f"--plain with --drafter {' '.join(arguments.drafter)}: leave out one of them")
+    name, *values = [NONE] if arguments.plain else arguments.drafter or [HEADS]
+    options = read_preset(DrafterOptions, "drafter", name, OmegaConf.from_dotlist(values), "--drafter")
+    check_drafter(options)
+    if options.kind in WITH_CHECKPOINT and arguments.checkpoint is None:
+        raise ValueError(
+            f"--drafter {options.kind} needs CHECKPOINT, the folder that train.mtp wrote; give it, or choose one of "
+            f"{', '.join(kind for kind in KINDS if kind not in WITH_CHECKPOINT)}"
+        )
     return options
+
+
+def choose_target(arguments: argparse.Namespace) -> TargetOptions:
+    """The target's options, with the draft model among them. ValueError where nothing names a target."""
+    if arguments.target is None and arguments.checkpoint is None:
+        raise ValueError("no target model is named: give --target NAME, or a CHECKPOINT, which names its own")
+    options = find_target(arguments.target or read_config(arguments.checkpoint)["target"]["name"])
+    return replace(
+        options,
+        dtype=arguments.dtype or options.dtype,
+        device=arguments.device or options.device,
+        draft=arguments.draft or options.draft,
+    )
 
 
 def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
@@ -99,9 +129,8 @@ def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
 
 def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr: TextIO) -> DecodeResult:
     """Load, decode and print. ValueError for what does not fit."""
-    name = arguments.target or read_config(arguments.checkpoint)["target"]["name"]
-    options = find_target(name)
-    options = replace(options, dtype=arguments.dtype or options.dtype, device=arguments.device or options.device)
+    drafter_options, verifier = find_drafter(arguments), find_verifier(arguments.verifier)
+    options = choose_target(arguments)
     target = load_target(options)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
     processors = ProcessorParams(
@@ -117,7 +146,11 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     def write(text: str) -> None:
         print(text, end="", file=stdout, flush=True)
 
-    decoder = _make_decoder(target, arguments)
+    drafter, _ = make_drafter(drafter_options, options, target, arguments.checkpoint)
+    decoder = Decoder(target)
+    if drafter is not None:
+        count = default_draft_tokens(drafter) if arguments.num_draft_tokens is None else arguments.num_draft_tokens
+        decoder = Decoder(target, drafter, count, make_rule(verifier), verifier.distance_budget)
     prompt_ids = render_prompt(target.tokenizer, _as_prompt(prompt, arguments.raw))
     started = time.perf_counter()
     (result,) = decoder.generate([prompt_ids], params, on_tokens=Printer(target.tokenizer, write, is_coloured))
@@ -125,15 +158,6 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     print(file=stdout, flush=True)
     print(describe(result, seconds, is_coloured), file=stderr)
     return result
-
-
-def _make_decoder(target: Target, arguments: argparse.Namespace) -> Decoder:
-    if arguments.plain:
-        return Decoder(target)
-    head = load_heads(arguments.checkpoint, target)
-    num_draft_tokens = head.num_draft_tokens if arguments.num_draft_tokens is None else arguments.num_draft_tokens
-    verifier = find_verifier(arguments.verifier)
-    return Decoder(target, HeadsDrafter(head), num_draft_tokens, make_rule(verifier), verifier.distance_budget)
 
 
 def _as_prompt(text: str, is_raw: bool) -> Prompt:
@@ -145,10 +169,19 @@ def _as_prompt(text: str, is_raw: bool) -> Prompt:
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.generate", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("checkpoint", type=Path, help="folder that `python -m train.mtp` wrote")
+    parser.add_argument(
+        "checkpoint", type=Path, nargs="?", help="folder that `python -m train.mtp` wrote; it names the target, too"
+    )
     parser.add_argument("--prompt", help="what to answer; without it, the prompt is read from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
-    parser.add_argument("--plain", action="store_true", help="decode without the heads")
+    parser.add_argument("--plain", action="store_true", help="decode without a drafter")
+    parser.add_argument(
+        "--drafter",
+        nargs="+",
+        metavar=("NAME", "OPTION=VALUE"),
+        help=f"what drafts ({', '.join(KINDS)}), and its options, such as min_match=2; else CHECKPOINT's heads",
+    )
+    parser.add_argument("--draft", metavar="MODEL", help="hub name or local folder of --drafter model's smaller model")
     parser.add_argument("-K", "--num-draft-tokens", type=int, metavar="K", help="drafted tokens in a block")
     parser.add_argument(
         "--verifier",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
@@ -17,7 +16,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+from train.presets import CONF, preset_names
+
 # Set to 1, a user's error is shown with its traceback.
 FULL_ERROR = "HYDRA_FULL_ERROR"
 INTERRUPTED = 130
@@ -28,8 +28,8 @@ T = TypeVar("T")
 def checked(cfg: DictConfig, schema: type[T]) -> T:
     """Resolve, and merge into a fresh schema: an unknown key, a stray `+key=` or a wrong type is a ValueError."""
     if "model" in getattr(schema, "__dataclass_fields__", {}) and OmegaConf.is_missing(cfg, "model"):
-        names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-        raise ValueError(f"no target model is chosen; add +model=NAME with NAME one of {', '.join(names)}")
+        names = ", ".join(preset_names("model"))
+        raise ValueError(f"no target model is chosen; add +model=NAME with NAME one of {names}")
     try:
         container = OmegaConf.to_container(cfg, resolve=True)
         merged = OmegaConf.merge(OmegaConf.structured(schema), container)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from hydra.errors import ConfigCompositionException
 import eval.bench
 from eval.bench import BenchConfig, draft_token_counts, run_bench
 from models.checkpoint import save_heads
+from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target
-from train.config import CONF, checked
+from train.config import checked
+from train.presets import CONF
 
 ROOT = CONF.parent
 
@@ -67,14 +70,58 @@ def measure(folder: Path, words: list[str]) -> dict[str, Any]:
     return json.loads((folder / "bench.json").read_text(encoding="utf-8"))
 
 
-def test_draft_model_beside_plain(prompts: Path, tmp_path: Path) -> None:
-    """A sibling of the random target drafts; what it costs and gives is counted, and nothing it writes is different."""
-    words = [*small(prompts, tmp_path), "drafter=model", "num_draft_tokens=2", "rounds=1", "with_generate=false"]
-    record = measure(tmp_path, [*words, "prompt_lookup_tokens=0"])
-    assert [row["method"] for row in record["methods"]] == ["plain", "model lossless, K = 2"]
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (NONE, *WITH_CHECKPOINT)])
+def test_every_drafter_beside_plain(kind: str, prompts: Path, tmp_path: Path) -> None:
+    """With its own K: what it costs and gives is counted, and nothing it writes is different."""
+    words = [*small(prompts, tmp_path), f"drafter={kind}", "rounds=1", "with_generate=false", "prompt_lookup_tokens=0"]
+    record = measure(tmp_path, [*words, "tasks=[chat]"])
+    (name,) = [row["method"] for row in record["methods"][1:]]
+    assert re.fullmatch(rf"{kind} lossless, K = [1-9]\d*", name)
+    assert record["drafters"][kind]["kind"] == kind
     row = record["methods"][1]
     assert row["counters"]["drafted"] > 0
-    assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"]
+    assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"] == 6
+
+
+def test_several_drafters_in_one_table(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    """Each with each K and each rule, and one kind twice with other parameters: one seed, and laws that are exact."""
+    others = "others=[suffix,{kind:ngram,max_match:2},heads]"
+    words = [*small(prompts, tmp_path), "drafter=ngram", others, f"checkpoint={checkpoint}", "num_draft_tokens=[2,4]"]
+    words += ["temperature=0.7", "verifier=static", "verifier.target_weight=0.5", "batch_size=3", "rounds=1"]
+    record = measure(tmp_path, [*words, "with_generate=false", "tasks=[chat]", "long_tokens=0"])
+    names = ["ngram (min_match = 1, max_match = 8)", "suffix", "ngram (min_match = 1, max_match = 2)", "heads"]
+    assert list(record["drafters"]) == names
+    assert record["drafters"][names[2]]["fingerprint"] == "min_match=1, max_match=2"
+    assert record["drafters"]["heads"]["name"] == checkpoint.name
+    found = [row["method"] for row in record["methods"]]
+    assert found == [
+        "plain",
+        *[f"{name} {rule}, K = {count}" for name in names for count in (2, 4) for rule in ("lossless", "static")],
+    ]
+    table = (tmp_path / "bench.md").read_text()
+    assert "ngram (min_match = 1, max_match = 2): ngram, min_match=1, max_match=2." in table
+
+
+def test_code_is_completed_and_texts_are_summarised(tmp_path: Path) -> None:
+    """The generated prompts of these tasks, by a drafter that copies from them."""
+    words = ["+model=tiny", "drafter=suffix", "tasks=[completion,summarise]", "prompts_per_task=2", "rounds=1"]
+    words += ["short_tokens=24", "long_tokens=0", "warmup_rounds=0", "with_generate=false", "prompt_lookup_tokens=0"]
+    record = measure(tmp_path, [*words, f"output_dir={tmp_path}"])
+    assert list(record["groups"]) == ["completion short", "summarise short"]
+    for rows in record["groups"].values():
+        row = rows[-1]
+        assert row["method"] == "suffix lossless, K = 4"
+        assert row["counters"]["drafted"] > 0
+        assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"] == 2
+
+
+def test_rounds_do_not_remember_each_other(prompts: Path, tmp_path: Path) -> None:
+    """A drafter that remembers other answers drafts the same in its first round as after a warm-up of the very same."""
+    words = [*small(prompts, tmp_path), "drafter=suffix", "drafter.remembered_tokens=100000", "rounds=1"]
+    words += ["with_generate=false", "prompt_lookup_tokens=0", "tasks=[chat]", "long_tokens=0"]
+    counts = [measure(tmp_path, [*words, f"warmup_rounds={number}"])["methods"][1]["counters"] for number in (0, 2)]
+    assert counts[0] == counts[1]
+    assert counts[0]["drafted"] > 0
 
 
 def test_greedy_bench_end_to_end(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
@@ -102,6 +149,11 @@ def test_greedy_bench_end_to_end(checkpoint: Path, prompts: Path, tmp_path: Path
         assert row["peak_bytes"] > 2**20
         if name != "plain":
             assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"] == 12
+    theirs = rows[lookup]["counters"]
+    assert theirs["emitted"] == rows[lookup]["num_tokens"]
+    assert theirs["sequences"] == 0
+    assert rows[lookup]["mean_block_length"] == theirs["emitted"] / theirs["blocks"] > 1
+    assert rows["transformers generate"]["counters"] is None
     for count, name in zip((1, 3, 5), names, strict=True):
         check_counts(rows[name], count)
         assert rows[name]["draft_over_target"]["median"] > 0
@@ -149,16 +201,25 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
     [
         (["drafter=heads"], "has no config.json; give the folder that train.mtp wrote"),
         (["drafter=heads", "checkpoint=nowhere"], "'nowhere' has no config.json"),
-        (["checkpoint=x"], "add drafter=heads"),
-        (["num_draft_tokens=2"], "add drafter=heads"),
+        (["checkpoint=x"], "checkpoint='x' is for drafter=heads"),
+        (["checkpoint=x", "drafter=model"], "checkpoint='x' is for drafter=heads"),
+        (["num_draft_tokens=2"], "num_draft_tokens=2 is for a drafter; add drafter=NAME, with NAME one of heads, "),
         (["num_draft_tokens=two"], "num_draft_tokens='two'"),
         (["num_draft_tokens=[2,2]"], "a list of different ones"),
-        (["drafter.kind=ngram"], "drafter.kind='ngram' is unknown; choose one of none, heads"),
+        (["drafter.kind=oracle"], "drafter.kind='oracle' is unknown; choose one of none, heads"),
+        (["drafter.kind=ngram"], "drafter.min_match is missing: ngram needs min_match, max_match"),
+        (["drafter=ngram", "drafter.remembered_tokens=9"], "drafter.remembered_tokens=9 is no parameter of ngram"),
+        (["others=[oracle]"], "others names 'oracle', which is unknown; choose one of heads, "),
+        (["others=[[ngram]]"], "others names ['ngram']: must be a file of conf/drafter"),
+        (["others=[{min_match:2}]"], "others names {'min_match': 2}: must be a file of conf/drafter"),
+        (["others=[{kind:ngram,nope:2}]"], "others ngram: Key 'nope' not in 'DrafterOptions'"),
+        (["others=[{kind:ngram,min_match:few}]"], "others ngram: Value 'few'"),
+        (["others=[{kind:ngram,min_probability:0.5}]"], "drafter.min_probability=0.5 is no parameter of ngram"),
+        (["drafter=ngram", "others=[ngram]"], "others names ngram (min_match = 1, max_match = 8) a second time"),
+        (["others=[heads]"], "has no config.json; give the folder that train.mtp wrote"),
         (["verifier.kind=relaxed"], "verifier.kind='relaxed' is unknown; choose one of lossless"),
-        (["drafter=model"], "drafter=model with checkpoint='' and num_draft_tokens=0"),
-        (["drafter=model", "num_draft_tokens=2", "checkpoint=x"], "has no checkpoint of ours"),
         (["verifier=static"], "verifier=static with temperature=0: greedy decoding leaves nothing to relax"),
-        (["verifier=static", "temperature=1"], "verifier=static has no drafts to judge; add drafter=heads"),
+        (["verifier=static", "temperature=1"], "verifier=static has no drafts to judge; add drafter="),
         (["verifier=static", "verifier.lenience=0.5"], "verifier.lenience=0.5 is no parameter of static"),
         (["verifier=static", "verifier.target_weight=2"], "target_weight=2"),
         (["splits=[train]"], "splits=['train'] must name each of heldout, fresh at most once"),
@@ -178,10 +239,18 @@ def test_mistakes_stop_before_a_model_loads(words: list[str], message: str, monk
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["nope=1", "rounds=many", "drafter=ngram", "verifier=relaxed", "data.nope=1"])
+@pytest.mark.parametrize("word", ["nope=1", "rounds=many", "drafter=oracle", "verifier=relaxed", "data.nope=1"])
 def test_hydra_refuses(word: str) -> None:
     with pytest.raises(ConfigCompositionException):
         configure("+model=tiny", word)
+
+
+def test_a_longer_block_than_a_drafter_can_is_told_with_its_name(prompts: Path, tmp_path: Path) -> None:
+    head = build_head(make_tiny_target(), HeadOptions("medusa", 2))
+    save_heads(tmp_path / "heads", head)
+    words = [*small(prompts, tmp_path), "drafter=ngram", "others=[heads]", f"checkpoint={tmp_path / 'heads'}"]
+    with pytest.raises(ValueError, match="drafter heads: num_draft_tokens=3: must be 1 to 2 with this drafter"):
+        run_bench(configure(*words, "num_draft_tokens=3"))
 
 
 def test_prompts_seen_in_training_are_refused(checkpoint: Path) -> None:
@@ -219,7 +288,7 @@ def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Pa
 
 def test_ctrl_c_writes_what_is_done(prompts: Path, tmp_path: Path) -> None:
     """Interrupted within its second group, the command leaves whole files that cover the first one."""
-    words = [*small(prompts, tmp_path / "out"), "rounds=300"]
+    words = [*small(prompts, tmp_path / "out"), "rounds=60"]
     command = [sys.executable, "-m", "eval.bench", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(

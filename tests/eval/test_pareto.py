@@ -22,7 +22,8 @@ from models.checkpoint import heads_record, model_record, save_ensemble, save_he
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target
-from train.config import CONF, checked
+from train.config import checked
+from train.presets import CONF
 
 ROOT = CONF.parent
 REWARD = """
@@ -240,9 +241,28 @@ def test_heads_and_transfer(run: Path, folder: Path, tmp_path: Path, capsys: Any
         run_pareto(configure(*words, f"transfer=[{run}]"))
 
 
+@pytest.mark.parametrize("kind", ["ngram", "suffix"])
+def test_drafts_without_a_distribution(kind: str, folder: Path, tmp_path: Path) -> None:
+    """One-hot q: static weights keep more of it at a price that is counted; and no peer drafts so."""
+    words = [*small(folder, tmp_path), f"drafter={kind}", "plot=false", "num_prompts=2", "max_new_tokens=40"]
+    run_pareto(configure(*words, "temperature=0.3", "top_k=10", "shown_prompts=1"))
+    record = json.loads((tmp_path / "pareto.json").read_text(encoding="utf-8"))
+    points = {point["name"]: point for point in record["frontier"]["points"]}
+    assert list(points) == ["plain", "lossless, token", "lossless, block", "static, w = 0.7", "static, w = 0.2"]
+    assert (record["drafter"]["kind"], record["drafter"]["num_draft_tokens"]) == (kind, 4)
+    rates = [points[name]["acceptance"]["value"] for name in ("lossless, token", "static, w = 0.7", "static, w = 0.2")]
+    assert 0 < rates[0] < rates[1] < rates[2]
+    certificates = [points[name]["certificate"]["value"] for name in list(points)[1:]]
+    assert certificates[:2] == [0, 0]
+    assert 0 < certificates[2] < certificates[3]
+    assert "static, w = 0.2" in (tmp_path / "tokens.html").read_text(encoding="utf-8")
+
+
 MISTAKES = [
-    (["reward=gsm8k", "drafter.kind=none"], "drafter.kind='none': rules judge drafts; choose heads or model"),
-    (["drafter=model", "checkpoint=x"], "checkpoint='x' is for drafter=heads; name a draft model with model.draft"),
+    (["drafter=none"], "drafter=none: rules judge drafts; choose one of heads, model, "),
+    (["drafter.kind=oracle"], "drafter.kind='oracle' is unknown; choose one of none, heads, "),
+    (["drafter=ngram", "drafter.max_match=null"], "drafter.max_match is missing: ngram needs min_match, max_match"),
+    (["drafter=model", "checkpoint=x"], "checkpoint='x' is for drafter=heads"),
     (["temperature=0"], "temperature=0.0: greedy decoding leaves nothing to relax"),
     (["split=test"], "split='test' is unknown; choose heldout or train"),
     (["num_prompts=0"], "num_prompts=0 must be at least 1"),
@@ -290,6 +310,7 @@ def test_mistakes_that_need_the_models(folder: Path, tmp_path: Path) -> None:
     words = model_words(folder, tmp_path)
     for more, message in (
         ([f"checkpoints=[{folder / 'for_heads'}]"], "was trained for drafter 'heads', not for 'tiny'"),
+        (["drafter=ngram"], "was trained for drafter 'tiny', not for 'ngram'"),
         (["shown_points=[nobody]"], "shown_points names 'nobody'; choose among plain; lossless, token"),
         (["num_prompts=9"], "num_prompts=9: data.source=jsonl has 8 heldout prompts"),
         (["max_new_tokens=600"], "max_new_tokens=600 leaves no room for a prompt"),
@@ -309,7 +330,7 @@ def test_prompts_seen_in_training_are_refused(folder: Path, tmp_path: Path) -> N
         run_pareto(configure(*words, "data.heldout_fraction=0.5"))
 
 
-@pytest.mark.parametrize("word", ["nope=1", "samples=many", "drafter=ngram", "reward=nope", "data.nope=1"])
+@pytest.mark.parametrize("word", ["nope=1", "samples=many", "drafter=oracle", "reward=nope", "data.nope=1"])
 def test_hydra_refuses(word: str) -> None:
     with pytest.raises(ConfigCompositionException):
         configure("+model=tiny", word)

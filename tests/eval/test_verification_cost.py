@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 from eval.verification_cost import Blocks, Cost, CostConfig, measure_costs, render, run_costs
 from models.decoding.verification.options import RULES
 from models.tiny import make_tiny_target
-from train.config import CONF, checked
+from train.config import checked
+from train.presets import CONF
 
 
 def configure(*overrides: str) -> CostConfig:

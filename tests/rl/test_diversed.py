@@ -35,8 +35,9 @@ from rl.prompts import load_datasets, to_dataset
 from rl.rewards.loading import RewardOptions
 from rl.trainer import STATE_NAME
 from train import testbed
-from train.config import CONF, INTERRUPTED, checked
+from train.config import INTERRUPTED, checked
 from train.data import DataOptions
+from train.presets import CONF
 from train.trainer import GuardGradients
 
 MAX_STEPS = 6

@@ -1,10 +1,13 @@
 """The command on an untrained head of a tiny target: what it prints, where, and in which colours."""
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 
 from models.checkpoint import save_heads
+from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT
 from models.decoding.verification.options import RULES, make_rule
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target, make_tiny_tokenizer
@@ -82,6 +85,44 @@ def test_heads_write_what_plain_decoding_writes(checkpoint: str, capsys: pytest.
         assert GREEN not in line
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITH_CHECKPOINT])
+def test_drafters_without_a_checkpoint(kind: str, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each writes what plain decoding writes; the target is named, or is the checkpoint's."""
+    words = ["--prompt", "Say something", "--max-new-tokens", "24"]
+    outputs = []
+    for more in (["--plain"], ["--drafter", kind]):
+        assert main([*words, "--target", "tiny", *more]) == 0
+        captured = capsys.readouterr()
+        outputs.append(captured.out)
+    assert ("mean block length" in captured.err) == (kind != NONE)
+    assert main([*words, checkpoint, "--drafter", kind]) == 0
+    outputs.append(capsys.readouterr().out)
+    assert len(outputs[0]) > 1
+    assert outputs == [outputs[0]] * 3
+
+
+def test_options_of_a_drafter(capsys: pytest.CaptureFixture[str]) -> None:
+    """A longer shortest match drafts less; K is as asked for."""
+    words = ["--target", "tiny", "--prompt", "abab abab", "--max-new-tokens", "40", "--drafter", "ngram"]
+    for more, places in (([], 4), (["min_match=4"], 0), (["max_match=2", "-K", "7"], 7)):
+        assert main([*words, *more]) == 0
+        err = capsys.readouterr().err
+        shown = re.search(r"kept at place 1, 2, ...: ([^)]*)", err)
+        assert len(shown[1].split() if shown else []) == places
+
+
+def test_draft_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The target in a folder of its own, as its own draft model: with the same weights every draft is kept."""
+    target = make_tiny_target()
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    words = ["--target", str(tmp_path), "--prompt", "x", "--drafter", "model", "--max-new-tokens", "21"]
+    assert main(words) == 2
+    assert "model.draft is empty" in capsys.readouterr().err
+    assert main([*words, "--draft", str(tmp_path)]) == 0
+    assert "acceptance 1.00" in capsys.readouterr().err
+
+
 def test_sampling_repeats_by_seed(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [checkpoint, "--prompt", "x", "--max-new-tokens", "24", "--temperature", "1.2", "--top-p", "0.9"]
     outputs = []
@@ -143,13 +184,23 @@ def test_prompt_comes_from_stdin(
         (["CHECKPOINT", "--prompt", "x", "--threads", "0"], "--threads 0"),
         (
             ["CHECKPOINT", "--prompt", "x", "--verifier", "strict"],
-            "--verifier strict is unknown; choose one of lossless",
+            "--verifier names 'strict', which is unknown; choose one of block, cascade, ",
         ),
         (
             ["CHECKPOINT", "--prompt", "x", "--verifier", "static", "lenience=0.5"],
             "lenience=0.5 is no parameter of static",
         ),
-        (["CHECKPOINT", "--prompt", "x", "--verifier", "static", "nope=1"], "--verifier static nope=1: "),
+        (["CHECKPOINT", "--prompt", "x", "--verifier", "static", "nope=1"], "--verifier static: Key 'nope'"),
+        (["--prompt", "x", "--drafter", "ngram"], "no target model is named: give --target NAME"),
+        (["--prompt", "x", "--target", "tiny"], "--drafter heads needs CHECKPOINT"),
+        (["--prompt", "x", "--target", "tiny", "--drafter", "oracle"], "--drafter names 'oracle', which is unknown"),
+        (["--prompt", "x", "--target", "tiny", "--drafter", "ngram", "x=1"], "--drafter ngram: Key 'x' not in"),
+        (["--prompt", "x", "--target", "tiny", "--drafter", "ngram", "min_match=0"], "drafter.min_match=0"),
+        (
+            ["--prompt", "x", "--target", "tiny", "--drafter", "ngram", "remembered_tokens=1"],
+            "drafter.remembered_tokens=1 is no parameter of ngram",
+        ),
+        (["--prompt", "x", "--target", "tiny", "--plain", "--drafter", "ngram"], "--plain with --drafter ngram"),
         (["CHECKPOINT", "--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty=0.0"),
         (["CHECKPOINT", "--prompt", "x", "--target", "./no-such-folder"], "is not a folder"),
         (["CHECKPOINT", "--prompt", "x", "--dtype", "bfloat16"], ""),

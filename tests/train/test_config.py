@@ -18,9 +18,10 @@ from omegaconf import MISSING, OmegaConf
 from eval.bench import BenchConfig
 from models.target import TargetOptions
 from rl.diversed import DiversedConfig
-from train.config import CONF, checked
+from train.config import checked
 from train.draft import DraftConfig
 from train.mtp import LOGGERS, MTPConfig
+from train.presets import CONF
 from train.regenerate import RegenerateConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,79 @@
+"""The drafters of one bench: that of `drafter=` and those of `others=`, each under the name that its rows have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.decoding.drafters.base import Drafter
+from models.decoding.drafters.options import (
+    NONE,
+    WITH_CHECKPOINT,
+    DrafterOptions,
+    check_drafter,
+    default_draft_tokens,
+    make_drafter,
+)
+from models.target import Target, TargetOptions
+from train.presets import read_preset
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A drafter with its record for results. num_draft_tokens: its K where none is asked for."""
+
+    drafter: Drafter
+    num_draft_tokens: int
+    record: dict[str, Any]
+
+
+def choose_drafters(first: DrafterOptions, others: Sequence[Any]) -> dict[str, DrafterOptions]:
+    """Options by name, before any model loads; of kind none there are none.
+
+    others: names of conf/drafter, or mappings of such a `kind` and values in place of the file's own. A name is the
+    kind, and its parameters where a kind occurs more than once. ValueError for what is no drafter, or one twice.
+    """
+    given = [(options, check_drafter(options)) for options in (first, *map(_read_other, others))]
+    kinds = [options.kind for options, _ in given]
+    named: dict[str, DrafterOptions] = {}
+    for options, parameters in given:
+        name = options.kind
+        if name == NONE:
+            continue
+        if kinds.count(name) > 1:
+            name += f" ({', '.join(f'{key} = {value}' for key, value in parameters.items())})"
+        if name in named:
+            raise ValueError(f"others names {name} a second time; leave it out, or give it other parameters")
+        named[name] = options
+    return named
+
+
+def needs_checkpoint(chosen: Mapping[str, DrafterOptions]) -> bool:
+    """Whether one of them drafts with trained heads."""
+    return any(options.kind in WITH_CHECKPOINT for options in chosen.values())
+
+
+def load_drafters(
+    chosen: Mapping[str, DrafterOptions], model: TargetOptions, target: Target, checkpoint: Path
+) -> dict[str, Drafting]:
+    """All of them in memory. ValueError for what does not fit the target.
+
+    model: the options that the target was loaded with. checkpoint: folder of trained heads.
+    """
+    loaded = {}
+    for name, options in chosen.items():
+        folder = checkpoint if options.kind in WITH_CHECKPOINT else None
+        drafter, record = make_drafter(options, model, target, folder)
+        assert drafter is not None
+        loaded[name] = Drafting(drafter, default_draft_tokens(drafter), record)
+    return loaded
+
+
+def _read_other(entry: Any) -> DrafterOptions:
+    values = {"kind": entry} if isinstance(entry, str) else entry
+    if not isinstance(values, Mapping) or not isinstance(values.get("kind"), str):
+        raise ValueError(
+            f"others names {entry!r}: must be a file of conf/drafter, as ngram, or one with other values, as "
+            "{kind:suffix,min_match:2}"
+        )
+    return read_preset(DrafterOptions, "drafter", values["kind"], values, "others")
