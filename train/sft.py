@@ -28,7 +28,7 @@ from train.jsonl_logger import JsonlLogger
 from train.mtp import LOGGERS
 from train.provenance import origin
 from train.shards import ShardFolder, require_disk, whole_folder
-from train.trainer import GuardGradients, NonFinite, StopOnInterrupt
+from train.trainer import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
 
 # Bytes on disk for each weight in training: two checkpoints of weights and both moments of Adam, and the export.
 BYTES_PER_WEIGHT, ADAPTED_BYTES_PER_WEIGHT = 28, 5
@@ -89,6 +89,10 @@ class SFTRunConfig:
     trainer: SFTOptions = field(default_factory=SFTOptions)
     logger: str = "jsonl"
     output_dir: str = MISSING
+
+
+class Tuner(NoStepTooMany, SFTTrainer):
+    """trl's trainer for supervised tuning."""
 
 
 def tune(config: SFTRunConfig) -> float:
@@ -168,8 +172,8 @@ def require_same_run(folder: Path, config: SFTRunConfig, fingerprint: str, diges
 
 def make_trainer(
     config: SFTRunConfig, target: Target, train: list[Example], heldout: list[Example], folder: Path
-) -> SFTTrainer:
-    """trl's trainer, on texts that are rendered as everywhere in this project; prompts are not learned."""
+) -> Tuner:
+    """The trainer, on texts that are rendered as everywhere in this project; prompts are not learned."""
     options, device = config.trainer, resolve_device(config.model.device)
     arguments = SFTConfig(
         output_dir=str(folder),
@@ -193,7 +197,7 @@ def make_trainer(
         )
     else:
         target.model.requires_grad_(True)
-    trainer = SFTTrainer(
+    return Tuner(
         model=target.model,
         args=arguments,
         train_dataset=_dataset(train),
@@ -202,7 +206,6 @@ def make_trainer(
         peft_config=adapters,
         callbacks=[JsonlLogger(folder / "log.jsonl")] if config.logger == "jsonl" else None,
     )
-    return trainer
 
 
 def _dataset(examples: list[Example]) -> Dataset:
@@ -214,11 +217,11 @@ def _dataset(examples: list[Example]) -> Dataset:
     return Dataset.from_dict({"input_ids": [one.input_ids for one in examples], "labels": labels})
 
 
-def _heldout_loss(trainer: SFTTrainer) -> float:
+def _heldout_loss(trainer: Tuner) -> float:
     return float(trainer.evaluate()["eval_loss"])
 
 
-def export(trainer: SFTTrainer, target: Target, folder: Path, record: dict[str, Any]) -> None:
+def export(trainer: Tuner, target: Target, folder: Path, record: dict[str, Any]) -> None:
     """The model, adapters merged, with its tokenizer and how it came about, whole or not at all."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(model, "merge_and_unload"):

@@ -133,6 +133,29 @@ def test_interrupted_run_ends_the_same(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_stopped_between_the_last_step_and_the_export_trains_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    config = make_config(tmp_path, lora=LoraOptions(rank=rank))
+    # A cosine ends at 0, and a step more would change nothing.
+    config = replace(config, trainer=replace(config.trainer, lr_scheduler_type="constant"))
+    trained, steps = [], []
+
+    def die(trainer: Any, *args: Any) -> None:
+        trained.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+        steps.append(trainer.state.global_step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sft_module, "export", die)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            tune(config)
+    assert steps == [MAX_STEPS, MAX_STEPS]
+    assert trained[0].keys() == trained[1].keys()
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
 def test_adapters_are_merged_and_the_rest_stays(tmp_path: Path) -> None:
     config = make_config(tmp_path, lora=LoraOptions(rank=4))
     tune(config)
