@@ -19,10 +19,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
-from models.target import AUTO, resolve_dtype
+from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, answer_spans, simulate
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
+from train.jsonl_logger import report_to
 from train.losses import LossOptions, head_loss
 from train.targets import draft_bases, line_up
 
@@ -241,7 +242,7 @@ class StopWhenFlat(TrainerCallback):
             control.should_training_stop = True
 
 
-def training_arguments(options: TrainerOptions, folder: Path, device: str, report_to: str) -> TrainingArguments:
+def training_arguments(options: TrainerOptions, folder: Path, device: str, logger: str) -> TrainingArguments:
     """TrainingArguments for these options. Evaluation and saving share their steps, so that the best one is kept."""
     return TrainingArguments(
         output_dir=str(folder),
@@ -268,7 +269,7 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, repor
         seed=options.seed,
         data_seed=options.seed,
         remove_unused_columns=False,
-        report_to=[] if report_to in ("none", "jsonl") else [report_to],
+        report_to=report_to(logger),
         dataloader_num_workers=0,
     )
 
@@ -276,3 +277,10 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, repor
 def early_stopping(options: TrainerOptions) -> list[TrainerCallback]:
     """The early-stop callback, if patience asks for it."""
     return [StopWhenFlat(options.patience)] if options.patience else []
+
+
+def require_unchanged(target: Target, fingerprint: str) -> None:
+    """AssertionError where the target's weights are no longer those that had this fingerprint."""
+    target._fingerprint = None
+    if target.fingerprint() != fingerprint:
+        raise AssertionError("the target's weights have changed during training")

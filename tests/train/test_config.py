@@ -20,7 +20,8 @@ from models.target import TargetOptions
 from rl.diversed import DiversedConfig
 from train.config import CONF, checked
 from train.draft import DraftConfig
-from train.mtp import LOGGERS, MTPConfig
+from train.jsonl_logger import LOGGERS
+from train.mtp import MTPConfig
 from train.regenerate import RegenerateConfig
 
 ROOT = Path(__file__).resolve().parents[2]
