@@ -6,7 +6,6 @@ command goes on where a stopped run was.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -31,14 +30,13 @@ from rl.rewards.loading import RewardOptions, load_reward
 from rl.rollout import require_temperature_alone
 from rl.trainer import STATE_NAME, DiversedTrainer, Pair
 from rl.trl_parts import StopAfterRollout
-from train.config import INTERRUPTED, entry
+from train.config import entry, exit_interrupted
 from train.data import DataOptions
-from train.jsonl_logger import JsonlLogger
-from train.mtp import LOGGERS
+from train.jsonl_logger import check_logger, log_callbacks
 from train.provenance import origin
 from train.shards import ShardFolder
 from train.testbed import ensure_testbed
-from train.trainer import GuardGradients
+from train.trainer import GuardGradients, require_unchanged
 
 DRAFTERS = ("model", "heads")
 DEFAULT_DRAFT_TOKENS = 4
@@ -103,9 +101,6 @@ def train_verifier(config: DiversedConfig) -> float:
     folder = Path(config.output_dir)
     require_same_run(folder, config, pair)
     interrupt = StopAfterRollout(config.trainer.updates_of_a_rollout)
-    callbacks = [GuardGradients(), interrupt]
-    if config.logger == "jsonl":
-        callbacks.append(JsonlLogger(folder / "log.jsonl"))
     trainer = DiversedTrainer(
         head,
         pair,
@@ -118,7 +113,7 @@ def train_verifier(config: DiversedConfig) -> float:
         args=rloo_config(config.trainer, folder, pair.target.device.type, heldout is not None, config.logger),
         train_dataset=train,
         eval_dataset=heldout,
-        callbacks=callbacks,
+        callbacks=[GuardGradients(), interrupt, *log_callbacks(config.logger, folder)],
     )
     trainer.require_room(train if heldout is None else [*train, *heldout])
     trainer.try_reward()
@@ -131,18 +126,14 @@ def train_verifier(config: DiversedConfig) -> float:
     finally:
         interrupt.restore()
     if interrupt.interrupted:
-        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
-        sys.exit(INTERRUPTED)
-    pair.target._fingerprint = None
-    if pair.target.fingerprint() != fingerprint:
-        raise AssertionError("the target's weights have changed during training")
+        exit_interrupted(trainer.state.global_step)
+    require_unchanged(pair.target, fingerprint)
     return finish(trainer, folder)
 
 
 def check_options(config: DiversedConfig) -> PolicyOptions:
     """The policy's options. ValueError for an option out of range, before anything is loaded."""
-    if config.logger not in LOGGERS:
-        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    check_logger(config.logger)
     if config.drafter.kind not in DRAFTERS:
         raise ValueError(
             f"drafter.kind={config.drafter.kind!r}: the head weighs target against proposal, so drafter must be one of "

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from trl import RLOOConfig
 
+from train.jsonl_logger import report_to
+
 BEST_METRIC = "eval_objective"
 
 
@@ -98,7 +100,7 @@ class RLOptions:
             )
 
 
-def rloo_config(options: RLOptions, folder: Path, device: str, has_heldout: bool, report_to: str) -> RLOOConfig:
+def rloo_config(options: RLOptions, folder: Path, device: str, has_heldout: bool, logger: str) -> RLOOConfig:
     """trl's configuration, with all that has to be otherwise than its defaults."""
     return RLOOConfig(
         output_dir=str(folder),
@@ -132,7 +134,7 @@ def rloo_config(options: RLOptions, folder: Path, device: str, has_heldout: bool
         log_completions=options.log_completions,
         seed=options.seed,
         use_cpu=device == "cpu",
-        report_to=[] if report_to in ("none", "jsonl") else [report_to],
+        report_to=report_to(logger),
         beta=0.0,  # no reference model
         bf16=False,  # a head in bf16 loses the updates that are smaller than its spacing
         gradient_checkpointing=False,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import ProgressCallback, TrainerControl
+from transformers import ProgressCallback
 from trl import RLOOTrainer
 
 from models.checkpoint import load_ensemble, save_ensemble
@@ -34,6 +34,7 @@ from rl.floor import RunState
 from rl.policy import PolicyOptions, acceptance, baselines, logprobs, surrogate
 from rl.rollout import FixedWeight, Rollout, Weigher, sample_rollouts, stack_features, verified_tokens
 from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
+from train.trainer import NoStepTooMany
 
 STATE_NAME = "diversed_state.json"
 # Streams of random numbers that no rollout of training uses.
@@ -72,10 +73,8 @@ class Measured:
     certificate: float
 
 
-class DiversedTrainer(RLOOTrainer):
+class DiversedTrainer(NoStepTooMany, RLOOTrainer):
     """trl's RLOO trainer for a head that weighs target against proposal."""
-
-    control: TrainerControl
 
     def __init__(
         self,
@@ -381,13 +380,6 @@ class DiversedTrainer(RLOOTrainer):
             self.run_state.load_json(json.loads(path.read_text(encoding="utf-8")))
             self._step = self.run_state.num_micro_steps
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _run_epoch(self, **kwargs: Any) -> None:
-        """transformers takes one step too many when it resumes where training had ended."""
-        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(**kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"

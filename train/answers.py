@@ -53,6 +53,10 @@ class AnswerOptions:
             if getattr(self, name) < 1:
                 raise ValueError(f"answers.{name}={getattr(self, name)} must be at least 1")
 
+    def sampling(self) -> SamplingParams:
+        """How the target samples."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -110,7 +114,7 @@ def render_unique(
 def _answer_shard(
     decoder: Decoder, rendered: Sequence[tuple[Prompt, list[int]]], options: AnswerOptions, index: int, bar: tqdm
 ) -> list[Answer]:
-    sampling = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
+    sampling = options.sampling()
     # One random stream a shard and a row in it: no two prompts of the whole run share one.
     params = GenerationParams(options.max_new_tokens, sampling, seed=options.seed * 1_000_003 + index)
     # Long prompts first: rows of like length prefill together, and no straggler is left for the end.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,6 +23,12 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 INTERRUPTED = 130
 
 T = TypeVar("T")
+
+
+def exit_interrupted(step: int) -> NoReturn:
+    """End a command that was asked to stop, and has saved what it did up to this step."""
+    print(f"stopped at step {step}; the same command goes on from there")
+    sys.exit(INTERRUPTED)
 
 
 def checked(cfg: DictConfig, schema: type[T]) -> T:

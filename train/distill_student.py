@@ -9,33 +9,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from models.decoding.drafters.model import ModelDrafter
-from models.target import Target, TargetOptions, load_target
-from models.wheel import WheelOptions
+from models.decoding.drafters.model import ModelDrafter, load_draft
+from models.target import Target, TargetOptions
 from train.distill_cut import CutOptions, cut_layers
+from train.lora import LoraOptions, add_lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass
-class LoraOptions:
-    """rank: of the matrices beside every linear layer, which alone are trained; 0: all weights are. scale: their
-    product is multiplied by scale / rank (peft's lora_alpha)."""
-
-    rank: int = 0
-    scale: float = 32.0
-
-    def __post_init__(self) -> None:
-        if self.rank < 0 or not self.scale > 0:
-            raise ValueError(f"lora.rank={self.rank} must be at least 0, and lora.scale={self.scale} above 0")
 
 
 class Student(nn.Module):
@@ -49,7 +35,7 @@ class Student(nn.Module):
         super().__init__()
         self.view = draft
         self.model: PreTrainedModel = draft.model
-        self._adapted = _add_lora(self.model, lora, seed) if lora.rank else None
+        self._adapted = add_lora(self.model, lora, seed) if lora.rank else None
         ends = [self.model.get_input_embeddings(), self.model.get_output_embeddings()]
         of_ends = {id(weight) for end in ends for weight in end.parameters()}
         for name, weight in self.model.named_parameters():
@@ -91,31 +77,12 @@ class Student(nn.Module):
 
 def start_draft(target: Target, options: TargetOptions, cut: CutOptions) -> Target:
     """The draft before training, in float32. ValueError where there is none, or it cannot draft for the target."""
-    draft = cut_layers(target, cut.layers) if cut.layers else _load_sibling(target, options)
+    if cut.layers:
+        draft = cut_layers(target, cut.layers)
+    else:
+        quarter = max(1, round(len(target.layers()) / 4))
+        instead = f", or cut the draft from the target with cut.layers=N (a quarter: cut.layers={quarter})"
+        draft = load_draft(options, target, "float32", instead)
     # What cannot draft shows here, and not after hours of training.
     ModelDrafter(draft, target)
     return draft
-
-
-def _load_sibling(target: Target, options: TargetOptions) -> Target:
-    """`model.draft` in float32, on the target's device; with random weights the sibling of the next seed."""
-    sibling = replace(options, dtype="float32", device=str(target.device), draft="")
-    if options.source == "random":
-        return load_target(replace(sibling, seed=options.seed + 1))
-    if not options.draft:
-        raise ValueError(
-            f"model.draft is empty, and {target.name!r} has no smaller sibling by default: name a model of the same "
-            "tokenizer (model.draft=NAME or model.draft=path/to/folder), or cut the draft from the target with "
-            f"cut.layers=N (a quarter: cut.layers={max(1, round(len(target.layers()) / 4))})"
-        )
-    return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
-
-
-def _add_lora(model: PreTrainedModel, options: LoraOptions, seed: int) -> Any:
-    """peft's wrapper around the model, whose linear layers get LoRA matrices in place."""
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(r=options.rank, lora_alpha=options.scale, target_modules="all-linear", task_type="CAUSAL_LM")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, config)

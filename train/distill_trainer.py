@@ -10,43 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerControl
 
 from models.decoding.rows import stream_seed
 from train.distill import DistillOptions, answer_places, distill_loss
 from train.distill_measure import HeldOut
 from train.distill_samples import answer_anew
 from train.distill_student import Student
-from train.examples import BucketSampler, collate
-from train.trainer import NonFinite
+from train.trainer import AnswerTrainer, NonFinite
 
 
-class DistillTrainer(Trainer):
+class DistillTrainer(AnswerTrainer):
     """Trainer whose model is a Student and whose metric is the simulated mean block length."""
 
-    control: TrainerControl
-
     def __init__(self, student: Student, heldout: HeldOut, options: DistillOptions, **kwargs: Any) -> None:
-        super().__init__(model=student, data_collator=collate, eval_dataset=heldout.rows, **kwargs)
-        # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
-        # accumulation and a larger batch give the same gradient.
-        self.model_accepts_loss_kwargs = True
+        super().__init__(student, eval_dataset=heldout.rows, **kwargs)
         self.student = student
         self.heldout = heldout
         self.target = heldout.target
         self.options = options
-        self._sums: dict[str, Tensor] = {}
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
-        dataset = train_dataset if train_dataset is not None else self.train_dataset
-        return BucketSampler(dataset.lengths, self.args.train_batch_size, self.args.seed)
-
-    def _run_epoch(self, **kwargs: Any) -> None:
-        """transformers takes one step too many when it resumes where training had ended."""
-        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(**kwargs)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """The optimizer step's batches, some of them with answers of the draft's own."""
@@ -86,10 +67,6 @@ class DistillTrainer(Trainer):
         self._book(acceptance=sums.overlap, agreement=sums.agreed, count=count)
         # With several processes gradients are averaged, while num_items_in_batch counts all of them.
         return sums.total / num_tokens * (self.accelerator.num_processes if num_items_in_batch is not None else 1)
-
-    def _book(self, **sums: Tensor) -> None:
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, torch.zeros(())) + value.detach().cpu()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the acceptance at temperature 1 and the agreement of first guesses since the last line."""

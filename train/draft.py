@@ -8,7 +8,6 @@ what it made; the same command goes on where a stopped run was.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,21 @@ from omegaconf import MISSING
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from models.decoding.sampling import SamplingParams
 from models.target import Target, TargetOptions, load_target
 from train.answers import AnswerOptions
-from train.config import INTERRUPTED, entry
-from train.data import DataOptions, Example
+from train.config import entry, exit_interrupted
+from train.data import DataOptions
 from train.distill import DistillOptions
 from train.distill_cut import CutOptions, fit_start
 from train.distill_measure import HeldOut, Measured
-from train.distill_student import LoraOptions, Student, start_draft
+from train.distill_student import Student, start_draft
 from train.distill_trainer import DistillTrainer
-from train.examples import OnlineRows, first_texts
-from train.hidden_cache import CachedRows, CacheOptions, build_cache
-from train.jsonl_logger import JsonlLogger
-from train.mtp import LOGGERS
+from train.examples import first_texts
+from train.hidden_cache import CacheOptions, split_rows
+from train.jsonl_logger import check_logger, log_callbacks
+from train.lora import LoraOptions
 from train.provenance import origin
-from train.shards import ShardFolder, atomic_write
+from train.shards import atomic_write, require_same_run
 from train.texts import load_texts
 from train.trainer import (
     GuardGradients,
@@ -40,6 +38,7 @@ from train.trainer import (
     StopOnInterrupt,
     TrainerOptions,
     early_stopping,
+    require_unchanged,
     training_arguments,
 )
 
@@ -74,8 +73,7 @@ class DraftConfig:
 
 def train_draft(config: DraftConfig) -> float:
     """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
-    if config.logger not in LOGGERS:
-        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    check_logger(config.logger)
     set_seed(config.trainer.seed)
     target = load_target(config.model)
     fingerprint = target.fingerprint()
@@ -87,21 +85,18 @@ def train_draft(config: DraftConfig) -> float:
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )
     heldout = heldout[: config.distil.max_heldout or None]
-    _require_same_run(folder, config, fingerprint, draft.fingerprint(), digest)
-    train_rows, heldout_rows = _rows(target, train, heldout, digest, config)
-    sampling = SamplingParams(
-        config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p
-    )
-    heldout_task = HeldOut(target, heldout_rows, sampling, config.distil.num_draft_tokens)
+    models = {"target_fingerprint": fingerprint, "started_from": draft.fingerprint()}
+    made_from = {"holds": "draft model", **models, "text_fingerprint": digest}
+    require_same_run(folder, made_from, cut=config.cut, lora=config.lora, distil=config.distil, trainer=config.trainer)
+    train_rows, heldout_rows = split_rows(target, train, heldout, config.cache, Path(config.paths.hidden), digest)
+    heldout_task = HeldOut(target, heldout_rows, config.answers.sampling(), config.distil.num_draft_tokens)
     measured = {"before": _tell("before", heldout_task.measure(draft))}
     if config.cut.layers and config.cut.fit_tokens:
         fit_start(draft, target, first_texts(train, config.cut.fit_tokens))
         measured["fitted"] = _tell("fitted", heldout_task.measure(draft))
     student = Student(draft, config.lora, config.distil.train_embeddings, config.trainer.seed)
     interrupt = StopOnInterrupt()
-    callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]
-    if config.logger == "jsonl":
-        callbacks.append(JsonlLogger(folder / "log.jsonl"))
+    callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer), *log_callbacks(config.logger, folder)]
     trainer = DistillTrainer(
         student, heldout_task, config.distil, args=arguments, train_dataset=train_rows, callbacks=callbacks
     )
@@ -110,17 +105,14 @@ def train_draft(config: DraftConfig) -> float:
     finally:
         interrupt.restore()
     if interrupt.interrupted:
-        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
-        sys.exit(INTERRUPTED)
+        exit_interrupted(trainer.state.global_step)
     student.export(folder, target.dtype)
     # What was written is what is measured, as decoding will load it.
     exported = load_target(_exported_options(target, folder))
     measured["after"] = _tell("after", heldout_task.measure(exported))
     acceptance = {stage: asdict(found) for stage, found in measured.items()} | {"on": "held-out answers, simulated"}
     write_record(folder, provenance(config, digest, len(train), trainer) | {"acceptance": acceptance})
-    target._fingerprint = None
-    if target.fingerprint() != fingerprint:
-        raise AssertionError("the target's weights have changed during training")
+    require_unchanged(target, fingerprint)
     print(f"the draft is in {folder}: use it with model.draft={folder} drafter=model")
     return measured["after"].mean_block_length
 
@@ -145,24 +137,6 @@ def _tell(stage: str, found: Measured) -> Measured:
 def _exported_options(target: Target, folder: Path) -> TargetOptions:
     dtype = str(target.dtype).removeprefix("torch.")
     return TargetOptions(str(folder), "draft", "folder", dtype, str(target.device))
-
-
-def _rows(
-    target: Target, train: list[Example], heldout: list[Example], digest: str, config: DraftConfig
-) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
-    if not config.cache.enabled:
-        return OnlineRows(train), OnlineRows(heldout)
-    folder = Path(config.paths.hidden)
-    train_rows = build_cache(target, train, config.cache, folder / "train", digest, with_normaliser=False)
-    return train_rows, build_cache(target, heldout, config.cache, folder / "heldout", digest, with_normaliser=False)
-
-
-def _require_same_run(folder: Path, config: DraftConfig, target: str, start: str, text: str) -> None:
-    """ValueError for a folder that holds a draft of other options, models or text: going on would mix the two."""
-    parts: dict[str, Any] = {"cut": config.cut, "lora": config.lora, "distil": config.distil, "trainer": config.trainer}
-    options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
-    made_from = {"holds": "draft model", "target_fingerprint": target, "started_from": start, "text_fingerprint": text}
-    ShardFolder(folder, {**made_from, **options}, suffix="")
 
 
 def _fit(trainer: DistillTrainer, folder: Path) -> None:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from models.target import Target
 from train.data import Example
-from train.examples import Row
+from train.examples import OnlineRows, Row
 from train.shards import ShardFolder, atomic_write, require_disk
 
 SUFFIX = ".safetensors"
@@ -133,6 +133,22 @@ def _batches_by_length(examples: Sequence[Example], batch_tokens: int) -> Iterat
         batch.append(index)
     if batch:
         yield batch
+
+
+def split_rows(
+    target: Target,
+    train: Sequence[Example],
+    heldout: Sequence[Example],
+    options: CacheOptions,
+    folder: Path,
+    text_digest: str,
+    with_normaliser: bool = False,
+) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
+    """Training and held-out rows, from one cache each, or without any where the options say so."""
+    if not options.enabled:
+        return OnlineRows(train), OnlineRows(heldout)
+    train_rows = build_cache(target, train, options, folder / "train", text_digest, with_normaliser)
+    return train_rows, build_cache(target, heldout, options, folder / "heldout", text_digest, with_normaliser)
 
 
 class CachedRows(Dataset[Row]):

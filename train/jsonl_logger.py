@@ -1,4 +1,4 @@
-"""The default logger: one JSON object a line beside the checkpoints, no account needed."""
+"""Where a run is logged to. The default: one JSON object a line beside the checkpoints, no account needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+LOGGERS = ("jsonl", "tensorboard", "wandb", "none")
+
+
+def check_logger(name: str) -> None:
+    """ValueError for a logger that there is not."""
+    if name not in LOGGERS:
+        raise ValueError(f"logger={name!r} is unknown; choose one of {', '.join(LOGGERS)}")
+
+
+def report_to(name: str) -> list[str]:
+    """The logger as transformers' `report_to` has it: those that are transformers' own."""
+    return [] if name in ("none", "jsonl") else [name]
+
+
+def log_callbacks(name: str, folder: Path) -> list[TrainerCallback]:
+    """The logger as a callback, where it is our own."""
+    return [JsonlLogger(folder / "log.jsonl")] if name == "jsonl" else []
 
 
 class JsonlLogger(TrainerCallback):

@@ -6,7 +6,6 @@ command goes on where a stopped run was.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,17 @@ from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from models.checkpoint import save_heads
-from models.decoding.sampling import SamplingParams
 from models.heads import HeadOptions, build_head
-from models.target import Target, TargetOptions, load_target
+from models.target import TargetOptions, load_target
 from train.answers import AnswerOptions
-from train.config import INTERRUPTED, entry
-from train.data import DataOptions, Example
-from train.examples import OnlineRows, first_texts, most_frequent_tokens
-from train.hidden_cache import CachedRows, CacheOptions, build_cache
-from train.jsonl_logger import JsonlLogger
+from train.config import entry, exit_interrupted
+from train.data import DataOptions
+from train.examples import first_texts, most_frequent_tokens
+from train.hidden_cache import CacheOptions, split_rows
+from train.jsonl_logger import check_logger, log_callbacks
 from train.losses import LossOptions
 from train.provenance import origin
-from train.shards import ShardFolder
+from train.shards import require_same_run
 from train.texts import load_texts
 from train.trainer import (
     GuardGradients,
@@ -36,10 +34,9 @@ from train.trainer import (
     StopOnInterrupt,
     TrainerOptions,
     early_stopping,
+    require_unchanged,
     training_arguments,
 )
-
-LOGGERS = ("jsonl", "tensorboard", "wandb", "none")
 
 
 @dataclass
@@ -69,8 +66,7 @@ class MTPConfig:
 
 def train_heads(config: MTPConfig) -> float:
     """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
-    if config.logger not in LOGGERS:
-        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    check_logger(config.logger)
     set_seed(config.trainer.seed)
     target = load_target(config.model)
     fingerprint = target.fingerprint()
@@ -81,33 +77,37 @@ def train_heads(config: MTPConfig) -> float:
     train, heldout, digest = load_texts(
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )
-    _require_same_run(folder, config, fingerprint, digest)
+    made_from = {"holds": "heads", "target_fingerprint": fingerprint, "text_fingerprint": digest}
+    require_same_run(folder, made_from, heads=config.heads, loss=config.loss, trainer=config.trainer)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
     last = get_last_checkpoint(str(folder))
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))
-    train_rows, heldout_rows = _rows(target, train, heldout, digest, draft_vocab is not None, config)
+    train_rows, heldout_rows = split_rows(
+        target, train, heldout, config.cache, Path(config.paths.hidden), digest, draft_vocab is not None
+    )
     interrupt = StopOnInterrupt()
-    callbacks = [GuardGradients(), interrupt, *early_stopping(config.trainer)]
-    if config.logger == "jsonl":
-        callbacks.append(JsonlLogger(folder / "log.jsonl"))
     trainer = HeadTrainer(
         head,
         config.loss,
-        SamplingParams(config.answers.temperature, config.answers.top_k, config.answers.top_p, config.answers.min_p),
+        config.answers.sampling(),
         args=arguments,
         train_dataset=train_rows,
         eval_dataset=heldout_rows,
-        callbacks=callbacks,
+        callbacks=[
+            GuardGradients(),
+            interrupt,
+            *early_stopping(config.trainer),
+            *log_callbacks(config.logger, folder),
+        ],
     )
     try:
         _fit(trainer, folder, last)
     finally:
         interrupt.restore()
     if interrupt.interrupted:
-        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
-        sys.exit(INTERRUPTED)
+        exit_interrupted(trainer.state.global_step)
     simulated = trainer.simulate(heldout_rows)
     acceptance = {
         "mean_block_length": simulated.mean_block_length,
@@ -115,33 +115,13 @@ def train_heads(config: MTPConfig) -> float:
         "on": "held-out answers, simulated",
     }
     save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
-    target._fingerprint = None
-    if target.fingerprint() != fingerprint:
-        raise AssertionError("the target's weights have changed during training")
+    require_unchanged(target, fingerprint)
     rates = " / ".join(f"{rate:.2f}" for rate in simulated.acceptance_at)
     print(
         f"heads are in {folder}: mean block length {simulated.mean_block_length:.2f} on held-out answers "
         f"(kept at place 1..K: {rates})"
     )
     return simulated.mean_block_length
-
-
-def _rows(
-    target: Target, train: list[Example], heldout: list[Example], digest: str, with_normaliser: bool, config: MTPConfig
-) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
-    if not config.cache.enabled:
-        return OnlineRows(train), OnlineRows(heldout)
-    folder = Path(config.paths.hidden)
-    train_rows = build_cache(target, train, config.cache, folder / "train", digest, with_normaliser)
-    return train_rows, build_cache(target, heldout, config.cache, folder / "heldout", digest, with_normaliser)
-
-
-def _require_same_run(folder: Path, config: MTPConfig, target_fingerprint: str, text_digest: str) -> None:
-    """ValueError for a folder that holds heads of other options, text or target: going on would mix the two."""
-    parts: dict[str, Any] = {"heads": config.heads, "loss": config.loss, "trainer": config.trainer}
-    options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
-    made_from = {"holds": "heads", "target_fingerprint": target_fingerprint, "text_fingerprint": text_digest}
-    ShardFolder(folder, {**made_from, **options}, suffix="")
 
 
 def _fit(trainer: HeadTrainer, folder: Path, last: str | None) -> None:

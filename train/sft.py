@@ -9,42 +9,29 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from omegaconf import MISSING
-from peft import LoraConfig
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from models.target import AUTO, Target, TargetOptions, load_target, resolve_device, resolve_dtype
-from train.config import INTERRUPTED, entry
+from train.config import entry, exit_interrupted
 from train.data import DataOptions, Example, load_prompts, render_example
 from train.examples import examples_digest, trim
-from train.jsonl_logger import JsonlLogger
-from train.mtp import LOGGERS
+from train.jsonl_logger import check_logger, log_callbacks, report_to
+from train.lora import LoraOptions, add_lora
 from train.provenance import origin
-from train.shards import ShardFolder, require_disk, whole_folder
-from train.trainer import GuardGradients, NonFinite, StopOnInterrupt
+from train.shards import require_disk, require_same_run, whole_folder
+from train.trainer import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
 
 # Bytes on disk for each weight in training: two checkpoints of weights and both moments of Adam, and the export.
 BYTES_PER_WEIGHT, ADAPTED_BYTES_PER_WEIGHT = 28, 5
 RECORD = "tuning.json"
 IGNORED = -100  # label of a token that is not learned
-
-
-@dataclass
-class LoraOptions:
-    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on every linear layer but the output head.
-
-    rank: 0 trains the weights themselves. alpha: adapters count alpha / rank times.
-    """
-
-    rank: int = 0
-    alpha: float = 32.0
 
 
 @dataclass
@@ -91,6 +78,10 @@ class SFTRunConfig:
     output_dir: str = MISSING
 
 
+class Tuner(NoStepTooMany, SFTTrainer):
+    """trl's trainer for supervised tuning."""
+
+
 def tune(config: SFTRunConfig) -> float:
     """Train and export; returns the loss on held-out answers (the metric for sweeps), in nats a token."""
     check_options(config)
@@ -114,7 +105,8 @@ def tune(config: SFTRunConfig) -> float:
         )
     folder = Path(config.output_dir)
     training = folder.with_name(f"{folder.name}-training")
-    require_same_run(training, config, target.fingerprint(), examples_digest(examples))
+    made_from = {"holds": "tuning", "model": target.fingerprint(), "text": examples_digest(examples)}
+    require_same_run(training, made_from, lora=config.lora, trainer=config.trainer)
     if (folder / RECORD).is_file():
         print(f"{folder} holds the tuned model already")
         return float(json.loads((folder / RECORD).read_text(encoding="utf-8"))["heldout_loss"])
@@ -137,8 +129,7 @@ def tune(config: SFTRunConfig) -> float:
     finally:
         interrupt.restore()
     if interrupt.interrupted:
-        print(f"stopped at step {trainer.state.global_step}; the same command goes on from there")
-        sys.exit(INTERRUPTED)
+        exit_interrupted(trainer.state.global_step)
     loss = _heldout_loss(trainer)
     record = {**origin("train.sft", ("transformers", "trl", "peft")), "config": asdict(config), "heldout_loss": loss}
     export(trainer, target, folder, record)
@@ -150,27 +141,18 @@ def tune(config: SFTRunConfig) -> float:
 
 def check_options(config: SFTRunConfig) -> None:
     """ValueError for an option out of range, before anything is loaded."""
-    if config.logger not in LOGGERS:
-        raise ValueError(f"logger={config.logger!r} is unknown; choose one of {', '.join(LOGGERS)}")
-    if config.lora.rank < 0 or not config.lora.alpha > 0:
-        raise ValueError(f"lora.rank={config.lora.rank}, lora.alpha={config.lora.alpha}: at least 0, and above 0")
+    check_logger(config.logger)
     if config.heldout_examples < 1:
         raise ValueError(f"heldout_examples={config.heldout_examples} must be at least 1")
     config.trainer.check()
 
 
-def require_same_run(folder: Path, config: SFTRunConfig, fingerprint: str, digest: str) -> None:
-    """ValueError for a folder that holds training with other options, data or model: going on would mix the two."""
-    parts: dict[str, Any] = {"lora": config.lora, "trainer": config.trainer}
-    options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
-    ShardFolder(folder, {"holds": "tuning", "model": fingerprint, "text": digest, **options}, suffix="")
-
-
 def make_trainer(
     config: SFTRunConfig, target: Target, train: list[Example], heldout: list[Example], folder: Path
-) -> SFTTrainer:
-    """trl's trainer, on texts that are rendered as everywhere in this project; prompts are not learned."""
+) -> Tuner:
+    """The trainer, on texts that are rendered as everywhere in this project; prompts are not learned."""
     options, device = config.trainer, resolve_device(config.model.device)
+    target.model.requires_grad_(True)  # without adapters; peft freezes it
     arguments = SFTConfig(
         output_dir=str(folder),
         **{name: value for name, value in asdict(options).items() if name != "max_steps"},
@@ -183,26 +165,17 @@ def make_trainer(
         bf16=resolve_dtype(AUTO, device) == "bfloat16",
         use_cpu=device == "cpu",
         gradient_checkpointing=False,
-        report_to=[] if config.logger in ("none", "jsonl") else [config.logger],
+        report_to=report_to(config.logger),
         dataloader_num_workers=0,
     )
-    adapters = None
-    if config.lora.rank:
-        adapters = LoraConfig(
-            r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
-    else:
-        target.model.requires_grad_(True)
-    trainer = SFTTrainer(
-        model=target.model,
+    return Tuner(
+        model=add_lora(target.model, config.lora, options.seed) if config.lora.rank else target.model,
         args=arguments,
         train_dataset=_dataset(train),
         eval_dataset=_dataset(heldout),
         processing_class=target.tokenizer,
-        peft_config=adapters,
-        callbacks=[JsonlLogger(folder / "log.jsonl")] if config.logger == "jsonl" else None,
+        callbacks=log_callbacks(config.logger, folder),
     )
-    return trainer
 
 
 def _dataset(examples: list[Example]) -> Dataset:
@@ -214,11 +187,11 @@ def _dataset(examples: list[Example]) -> Dataset:
     return Dataset.from_dict({"input_ids": [one.input_ids for one in examples], "labels": labels})
 
 
-def _heldout_loss(trainer: SFTTrainer) -> float:
+def _heldout_loss(trainer: Tuner) -> float:
     return float(trainer.evaluate()["eval_loss"])
 
 
-def export(trainer: SFTTrainer, target: Target, folder: Path, record: dict[str, Any]) -> None:
+def export(trainer: Tuner, target: Target, folder: Path, record: dict[str, Any]) -> None:
     """The model, adapters merged, with its tokenizer and how it came about, whole or not at all."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(model, "merge_and_unload"):

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); delete {folder} and run again") from error
     return manifest
+
+
+def require_same_run(folder: Path, made_from: dict[str, Any], **parts: Any) -> None:
+    """ValueError for a folder that holds training with other options, models or text: going on would mix the two.
+
+    made_from: what it holds, and fingerprints. parts: the options, a dataclass each.
+    """
+    options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
+    ShardFolder(folder, {**made_from, **options}, suffix="")
 
 
 @contextmanager

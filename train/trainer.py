@@ -19,10 +19,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
-from models.target import AUTO, resolve_dtype
+from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, answer_spans, simulate
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
+from train.jsonl_logger import report_to
 from train.losses import LossOptions, head_loss
 from train.targets import draft_bases, line_up
 
@@ -64,31 +65,45 @@ class NonFinite(ValueError):
     """The loss or a gradient is not a finite number; the head's weights are those of the last good step."""
 
 
-class HeadTrainer(Trainer):
-    """Trainer whose model is a DraftHead and whose metric is the simulated mean block length."""
+class NoStepTooMany(Trainer):
+    """Comes first among a trainer's bases: transformers takes a step when it resumes where training had ended."""
 
     control: TrainerControl
 
-    def __init__(self, head: DraftHead, loss: LossOptions, sampling: SamplingParams, **kwargs: Any) -> None:
-        super().__init__(model=head, data_collator=collate, **kwargs)
+    def _run_epoch(self, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
+
+
+class AnswerTrainer(NoStepTooMany):
+    """Trainer on the rows of `train.examples`, whose `compute_loss` is a mean over the answer tokens of a step."""
+
+    def __init__(self, model: nn.Module, **kwargs: Any) -> None:
+        super().__init__(model=model, data_collator=collate, **kwargs)
         # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
         # accumulation and a larger batch give the same gradient.
         self.model_accepts_loss_kwargs = True
-        self.head = head
-        self.loss_options = loss
-        self.sampling = sampling
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # since the last line of the log
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
         return BucketSampler(dataset.lengths, self.args.train_batch_size, self.args.seed)
 
-    def _run_epoch(self, **kwargs: Any) -> None:
-        """transformers takes one step too many when it resumes where training had ended."""
-        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(**kwargs)
+    def _book(self, **sums: Tensor) -> None:
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value.detach()
+
+
+class HeadTrainer(AnswerTrainer):
+    """Trainer whose model is a DraftHead and whose metric is the simulated mean block length."""
+
+    def __init__(self, head: DraftHead, loss: LossOptions, sampling: SamplingParams, **kwargs: Any) -> None:
+        super().__init__(head, **kwargs)
+        self.head = head
+        self.loss_options = loss
+        self.sampling = sampling
 
     def compute_loss(
         self,
@@ -122,10 +137,6 @@ class HeadTrainer(Trainer):
         wanted_BT = answer_positions(inputs["loss_mask"])
         flat = log_normalisers(target, hidden_BTH.flatten(0, 1), wanted_BT.flatten())
         return hidden_BTH, flat.view(wanted_BT.shape).to(hidden_BTH.device)
-
-    def _book(self, **sums: Tensor) -> None:
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value.detach()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds loss and top-1 accuracy a head since the last line."""
@@ -231,7 +242,7 @@ class StopWhenFlat(TrainerCallback):
             control.should_training_stop = True
 
 
-def training_arguments(options: TrainerOptions, folder: Path, device: str, report_to: str) -> TrainingArguments:
+def training_arguments(options: TrainerOptions, folder: Path, device: str, logger: str) -> TrainingArguments:
     """TrainingArguments for these options. Evaluation and saving share their steps, so that the best one is kept."""
     return TrainingArguments(
         output_dir=str(folder),
@@ -258,7 +269,7 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, repor
         seed=options.seed,
         data_seed=options.seed,
         remove_unused_columns=False,
-        report_to=[] if report_to in ("none", "jsonl") else [report_to],
+        report_to=report_to(logger),
         dataloader_num_workers=0,
     )
 
@@ -266,3 +277,10 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, repor
 def early_stopping(options: TrainerOptions) -> list[TrainerCallback]:
     """The early-stop callback, if patience asks for it."""
     return [StopWhenFlat(options.patience)] if options.patience else []
+
+
+def require_unchanged(target: Target, fingerprint: str) -> None:
+    """AssertionError where the target's weights are no longer those that had this fingerprint."""
+    target._fingerprint = None
+    if target.fingerprint() != fingerprint:
+        raise AssertionError("the target's weights have changed during training")

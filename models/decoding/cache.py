@@ -34,7 +34,7 @@ class _RaggedLayer:
     """Buffers of one attention layer, [rows, kv_heads, slots, head_dim], allocated for more than is in use."""
 
     is_compileable = False
-    is_croppable = False
+    is_croppable = True
     supports_early_init = False
 
     def __init__(self, is_sliding: bool) -> None:
@@ -223,19 +223,25 @@ class RaggedCache(Cache):
             layer.values[rows:total, :, : other.longest] = added.values[: other.batch_size, :, : other.longest]
         self._set_lengths(self.lengths + other.lengths)
 
-    # transformers' own ways to change a cache do not know the lengths.
+    # transformers' own ways to change a cache, as `DynamicCache` has them.
 
     def crop(self, tokens_to_remove: int) -> None:
-        raise NotImplementedError("RaggedCache rolls back with `rollback(counts)`, row by row.")
+        """Forget the last -tokens_to_remove entries of every row, all of a shorter one. ValueError above 0."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): give -n to remove the last n entries of every row.")
+        self.rollback([min(-tokens_to_remove, length) for length in self.lengths])
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise NotImplementedError("RaggedCache picks rows with `select_rows(rows)`.")
+        """Make a batch of these rows, [B]."""
+        self.copy_rows(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        raise NotImplementedError("RaggedCache picks rows with `select_rows(rows)`.")
+        """Each row `repeats` times, one beside the other."""
+        self.copy_rows([row for row in range(self.batch_size) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        raise NotImplementedError("RaggedCache picks rows with `select_rows(rows)`.")
+        """Make a batch of the rows at these indices: integers, below 0 from the end, or a Boolean [B]."""
+        self.copy_rows(torch.arange(self.batch_size, device=indices.device)[indices].tolist())
 
     def reset(self) -> None:
         """Empty every row; the buffers stay."""

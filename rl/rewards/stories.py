@@ -4,36 +4,23 @@ A story names both numbers and twice their sum. The wording earns nothing. A tex
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from rl.rewards.loading import Reward, completion_text, require_column
+from rl.rewards.loading import Reward
+from rl.rewards.shares import share_reward
 
 NAME = "stories"
-COUNTS = ("share", "all")
 NUMBER = re.compile(r"[0-9]+")
 
 
 def make_reward(count: str = "share") -> Reward:
     """The reward, in [0, 1]. count: share (of the numbers that are right) | all (1 only where every one is)."""
-    if count not in COUNTS:
-        raise ValueError(f"count={count!r} must be one of {', '.join(COUNTS)}")
+    return share_reward(NAME, count, share_right, to_log)
 
-    def stories(
-        completions: Sequence[Any],
-        answer: Sequence[str] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float]:
-        """trl's signature; one number a completion. Logs the share of completions with every number right."""
-        answers = require_column(answer, "answer", NAME, len(completions))
-        pairs = zip(completions, answers, strict=True)
-        shares = [share_right(completion_text(completion), story) for completion, story in pairs]
-        if log_metric is not None and shares:
-            log_metric("stories/all_right", sum(share == 1.0 for share in shares) / len(shares))
-        return [float(share == 1.0) for share in shares] if count == "all" else shares
 
-    return stories
+def to_log(shares: Sequence[float | None]) -> dict[str, float]:
+    """The share of completions with every number right."""
+    return {"all_right": sum(share == 1.0 for share in shares) / len(shares)}
 
 
 def share_right(text: str, story: str) -> float:

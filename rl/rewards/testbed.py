@@ -3,41 +3,25 @@
 The wording earns nothing. A text that is not well formed (`train.testbed_language.read_digits`) gets 0.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from rl.rewards.loading import Reward, completion_text, require_column
+from rl.rewards.loading import Reward
+from rl.rewards.shares import share_reward
 from train.testbed_language import DIGITS, NAMES, read_digits
 
 NAME = "testbed"
-COUNTS = ("share", "all")
 
 
 def make_reward(count: str = "share") -> Reward:
     """The reward, in [0, 1]. count: share (of the digits that are right) | all (1 only where every one is)."""
-    if count not in COUNTS:
-        raise ValueError(f"count={count!r} must be one of {', '.join(COUNTS)}")
+    return share_reward(NAME, count, share_right, to_log)
 
-    def testbed(
-        completions: Sequence[Any],
-        answer: Sequence[str] | None = None,
-        log_metric: Callable[[str, float], None] | None = None,
-        **kwargs: Any,
-    ) -> list[float]:
-        """trl's signature; one number a completion. Logs how many texts are well formed, and their digits right."""
-        answers = require_column(answer, "answer", NAME, len(completions))
-        pairs = zip(completions, answers, strict=True)
-        shares = [share_right(completion_text(completion), expected) for completion, expected in pairs]
-        formed = [share for share in shares if share is not None]
-        if log_metric is not None and shares:
-            log_metric("testbed/well_formed", len(formed) / len(shares))
-            if formed:
-                log_metric("testbed/digit_accuracy", sum(formed) / len(formed))
-        if count == "all":
-            return [float(share == 1.0) for share in shares]
-        return [share or 0.0 for share in shares]
 
-    return testbed
+def to_log(shares: Sequence[float | None]) -> dict[str, float]:
+    """How many texts are well formed, and how many of their digits are right."""
+    formed = [share for share in shares if share is not None]
+    logged = {"well_formed": len(formed) / len(shares)}
+    return logged | {"digit_accuracy": sum(formed) / len(formed)} if formed else logged
 
 
 def share_right(text: str, expected: str) -> float | None:

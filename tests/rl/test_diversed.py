@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import signal
 import sys
@@ -34,11 +33,11 @@ from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
 from rl.rewards.loading import RewardOptions
 from rl.trainer import STATE_NAME
+from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked
 from train.data import DataOptions
 from train.presets import CONF
-from train.trainer import GuardGradients
 
 MAX_STEPS = 6
 
@@ -161,18 +160,6 @@ def test_everything_is_made(tmp_path: Path, uninterrupted: DiversedConfig, capsy
     assert [line["step"] for line in read_log(config) if "loss" in line] == [1, 2, 3, 4, 5, 6]
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
-    """A real SIGINT in the step that follows `step` finished ones."""
-
-    class Interrupting(GuardGradients):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == step:
-                for _ in range(times):
-                    os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(diversed_module, "GuardGradients", Interrupting)
-
-
 @pytest.mark.parametrize(("step", "stops_at"), [(0, 2), (3, 4), (4, 6)])
 def test_interrupted_run_ends_the_same(
     step: int,
@@ -186,7 +173,7 @@ def test_interrupted_run_ends_the_same(
     config = make_config(tmp_path)
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        interrupt_at(patch, step)
+        interrupt_at(patch, diversed_module, step)
         with pytest.raises(SystemExit) as stop:
             train_verifier(config)
     assert stop.value.code == INTERRUPTED
@@ -203,7 +190,7 @@ def test_second_interrupt_stops_at_once(
 ) -> None:
     config = make_config(tmp_path)
     with monkeypatch.context() as patch:
-        interrupt_at(patch, 3, times=2)
+        interrupt_at(patch, diversed_module, 3, times=2)
         with pytest.raises(KeyboardInterrupt):
             train_verifier(config)
     train_verifier(config)

@@ -20,7 +20,8 @@ from models.target import TargetOptions
 from rl.diversed import DiversedConfig
 from train.config import checked
 from train.draft import DraftConfig
-from train.mtp import LOGGERS, MTPConfig
+from train.jsonl_logger import LOGGERS
+from train.mtp import MTPConfig
 from train.presets import CONF
 from train.regenerate import RegenerateConfig
 

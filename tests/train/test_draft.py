@@ -2,9 +2,7 @@
 same."""
 
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from models.decoding.drafters.model import load_model_drafter
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
 from models.target import TargetOptions, load_target
+from tests.train.interrupts import interrupt_at
 from train import distill_trainer as trainer_module
 from train import draft as draft_module
 from train.answers import AnswerOptions, read_answers
@@ -25,10 +24,10 @@ from train.config import INTERRUPTED
 from train.data import DataOptions
 from train.distill import DistillOptions, distill_loss
 from train.distill_cut import CutOptions
-from train.distill_student import LoraOptions
 from train.draft import RECORD, DraftConfig, PathOptions, train_draft
 from train.hidden_cache import CacheOptions
-from train.trainer import GuardGradients, TrainerOptions
+from train.lora import LoraOptions
+from train.trainer import TrainerOptions
 
 MAX_STEPS = 8
 # Adam's first step is the gradient's sign: a rounding error of a tiny gradient may turn it, by this much.
@@ -119,17 +118,6 @@ def config(tmp_path: Path, uninterrupted: DraftConfig) -> DraftConfig:
     return make_config(tmp_path / "run")
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """A real SIGINT in the step that follows `step` finished ones."""
-
-    class Interrupting(GuardGradients):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == step:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(draft_module, "GuardGradients", Interrupting)
-
-
 def test_the_exported_folder_decodes(uninterrupted: DraftConfig) -> None:
     """As `model.draft=FOLDER drafter=model` loads it: greedy decoding gives the target's own text."""
     folder = Path(uninterrupted.paths.draft)
@@ -171,7 +159,7 @@ def test_interrupted_training_ends_the_same(
     capsys: pytest.CaptureFixture,
 ) -> None:
     """In mid-epoch, at a saved step, in the second epoch, in the last step."""
-    interrupt_at(monkeypatch, step)
+    interrupt_at(monkeypatch, draft_module, step)
     with pytest.raises(SystemExit) as stop:
         train_draft(config)
     assert stop.value.code == INTERRUPTED
@@ -197,7 +185,7 @@ def test_variants_are_interrupted_and_end_the_same(
     whole = replace(stopped, paths=PathOptions(config.paths.answers, str(tmp_path / "h"), str(tmp_path / "whole")))
     stopped = replace(stopped, paths=replace(whole.paths, draft=str(tmp_path / "stopped")))
     train_draft(whole)
-    interrupt_at(monkeypatch, 3)
+    interrupt_at(monkeypatch, draft_module, 3)
     with pytest.raises(SystemExit):
         train_draft(stopped)
     monkeypatch.undo()

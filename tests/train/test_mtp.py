@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from models.checkpoint import load_heads
 from models.heads import HEAD_KINDS, HeadOptions
 from models.target import TargetOptions, load_target
+from tests.train.interrupts import interrupt_at
 from train import answers as answers_module
 from train import hidden_cache as hidden_cache_module
 from train import mtp as mtp_module
@@ -111,21 +112,6 @@ def config(tmp_path: Path, uninterrupted: MTPConfig) -> MTPConfig:
     return make_config(tmp_path / "run")
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1, where: str = "on_step_begin") -> None:
-    """A real SIGINT in the step that follows `step` finished ones."""
-
-    class Interrupting(GuardGradients):
-        pass
-
-    def send(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == step:
-            for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
-
-    setattr(Interrupting, where, send)
-    monkeypatch.setattr(mtp_module, "GuardGradients", Interrupting)
-
-
 def test_everything_is_made(uninterrupted: MTPConfig) -> None:
     """The checkpoint loads, has the weights that were trained, and the measurements that the log ends with."""
     folder = Path(uninterrupted.paths.heads)
@@ -171,7 +157,7 @@ def test_interrupted_training_ends_the_same(
 ) -> None:
     """In mid-epoch, at a saved step, in the second epoch, in the last step."""
     before = signal.getsignal(signal.SIGINT)
-    interrupt_at(monkeypatch, step)
+    interrupt_at(monkeypatch, mtp_module, step)
     with pytest.raises(SystemExit) as stop:
         train_heads(config)
     assert stop.value.code == INTERRUPTED
@@ -203,7 +189,7 @@ def test_interrupted_again_and_again(
     config: MTPConfig, uninterrupted: MTPConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (0, 2, 5):
-        interrupt_at(monkeypatch, step)
+        interrupt_at(monkeypatch, mtp_module, step)
         with pytest.raises(SystemExit):
             train_heads(config)
         monkeypatch.undo()
@@ -216,7 +202,7 @@ def test_a_second_interrupt_stops_at_once(
     step: int, config: MTPConfig, uninterrupted: MTPConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is saved then; the run goes on from the last checkpoint, or from the start."""
-    interrupt_at(monkeypatch, step, times=2)
+    interrupt_at(monkeypatch, mtp_module, step, times=2)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         train_heads(config)
@@ -352,7 +338,7 @@ def test_early_stopping_counts_on_after_an_interrupt(
 ) -> None:
     """And a run that has stopped early stays stopped."""
     flat = with_trainer(config, learning_rate=0.0, patience=2, max_steps=30)
-    interrupt_at(monkeypatch, step)
+    interrupt_at(monkeypatch, mtp_module, step)
     with pytest.raises(SystemExit):
         train_heads(flat)
     monkeypatch.undo()

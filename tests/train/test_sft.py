@@ -1,9 +1,7 @@
 """`train.sft` on a tiny model: what is learned and exported, that a stopped run ends the same, and what is refused."""
 
 import json
-import os
 import shutil
-import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, PrinterCallback
 
 from models.target import Target, TargetOptions, load_target
+from tests.train.interrupts import interrupt_at
 from train import sft as sft_module
 from train.config import INTERRUPTED
 from train.data import DataOptions, Prompt, load_prompts, render_example
-from train.sft import IGNORED, LoraOptions, SFTOptions, SFTRunConfig, make_trainer, tune
-from train.trainer import GuardGradients
+from train.lora import LoraOptions
+from train.sft import IGNORED, SFTOptions, SFTRunConfig, make_trainer, tune
 
 MAX_STEPS = 6
 
@@ -63,17 +62,6 @@ def heldout_loss(target: Target, prompts: list[Prompt]) -> float:
         logprobs = target.logits(target.hidden(ids))[0, :-1].log_softmax(dim=-1)
         losses.append(-logprobs.gather(1, ids[0, 1:, None])[learned, 0])
     return torch.cat(losses).mean().item()
-
-
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """A real SIGINT once `step` steps are done."""
-
-    class Interrupting(GuardGradients):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == step:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(sft_module, "GuardGradients", Interrupting)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +110,7 @@ def test_interrupted_run_ends_the_same(
         uninterrupted = make_config(tmp_path / "whole", lora=LoraOptions(rank=rank))
         tune(uninterrupted)
     with monkeypatch.context() as patched:
-        interrupt_after(patched, 3)
+        interrupt_at(patched, sft_module, 3)
         with pytest.raises(SystemExit) as stopped:
             tune(config)
     assert stopped.value.code == INTERRUPTED
@@ -131,6 +119,29 @@ def test_interrupted_run_ends_the_same(
     ours, theirs = weights(config.output_dir), weights(uninterrupted.output_dir)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_stopped_between_the_last_step_and_the_export_trains_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    config = make_config(tmp_path, lora=LoraOptions(rank=rank))
+    # A cosine ends at 0, and a step more would change nothing.
+    config = replace(config, trainer=replace(config.trainer, lr_scheduler_type="constant"))
+    trained, steps = [], []
+
+    def die(trainer: Any, *args: Any) -> None:
+        trained.append({name: tensor.clone() for name, tensor in trainer.model.state_dict().items()})
+        steps.append(trainer.state.global_step)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sft_module, "export", die)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            tune(config)
+    assert steps == [MAX_STEPS, MAX_STEPS]
+    assert trained[0].keys() == trained[1].keys()
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
 def test_adapters_are_merged_and_the_rest_stays(tmp_path: Path) -> None:
@@ -157,7 +168,6 @@ def test_finished_run_is_not_trained_again(tmp_path: Path, whole: tuple[SFTRunCo
     [
         ({"trainer": SFTOptions(learning_rate=0.0)}, "trainer.learning_rate=0.0 must be above 0"),
         ({"trainer": SFTOptions(save_steps=0)}, "trainer.save_steps=0 must be at least 1"),
-        ({"lora": LoraOptions(rank=-1)}, "lora.rank=-1"),
         ({"logger": "paper"}, "logger='paper' is unknown"),
         ({"heldout_examples": 0}, "heldout_examples=0 must be at least 1"),
         ({"data": DataOptions(max_prompts=5)}, "of 5 prompts have no answer to learn from"),

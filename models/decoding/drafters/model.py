@@ -172,20 +172,20 @@ def load_model_drafter(options: TargetOptions, target: Target) -> ModelDrafter:
     return ModelDrafter(load_draft(options, target), target)
 
 
-def load_draft(options: TargetOptions, target: Target) -> Target:
-    """The model `options.draft` (hub name or local folder), in the target's dtype and on its device.
+def load_draft(options: TargetOptions, target: Target, dtype: str = "", instead: str = "") -> Target:
+    """The model `options.draft` (hub name or local folder), in dtype (default: the target's) and on its device.
 
     `options` are those that the target was loaded with; random weights get a sibling of the next seed. ValueError where
-    none is named.
+    none is named; it ends with `instead`, what else a user can do then.
     """
-    dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
-    sibling = replace(options, dtype=dtype, device=device, draft="")
+    dtype = dtype or str(target.dtype).removeprefix("torch.")
+    sibling = replace(options, dtype=dtype, device=str(target.device), draft="")
     if options.source == "random":
         return load_target(replace(sibling, seed=options.seed + 1))
     if not options.draft:
         raise ValueError(
             f"model.draft is empty, and {target.name!r} has no smaller sibling by default: name a model of the same "
-            "tokenizer, e.g. model.draft=Qwen/Qwen3-0.6B for a larger Qwen3, or model.draft=path/to/folder."
+            "tokenizer, e.g. model.draft=Qwen/Qwen3-0.6B for a larger Qwen3, or model.draft=path/to/folder" + instead
         )
     return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
 

@@ -6,11 +6,12 @@ kind, write that module, a line of KINDS, fields for its new parameters, and con
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from models.decoding.drafters.base import Drafter
+from models.decoding.parameters import given_parameters
 from models.target import Target, TargetOptions
 
 NONE = "none"
@@ -60,21 +61,7 @@ Build = Callable[[DrafterOptions, DrafterContext], tuple[Drafter, dict[str, Any]
 
 def check_drafter(options: DrafterOptions) -> dict[str, Any]:
     """The given parameters, before any model loads. ValueError for a kind, or a parameter of it, that does not fit."""
-    if options.kind not in KINDS:
-        raise ValueError(f"drafter.kind={options.kind!r} is unknown; choose one of {', '.join(KINDS)}")
-    _, names = KINDS[options.kind]
-    given: dict[str, Any] = {
-        field.name: value
-        for field in fields(options)
-        if field.name != "kind" and (value := getattr(options, field.name)) is not None
-    }
-    for name in given:
-        if name not in names:
-            allowed = ", ".join(names) or "none"
-            raise ValueError(f"drafter.{name}={given[name]} is no parameter of {options.kind}, which has: {allowed}")
-    if missing := [name for name in names if name not in given]:
-        raise ValueError(f"drafter.{missing[0]} is missing: {options.kind} needs {', '.join(names)}")
-    return given
+    return given_parameters("drafter", options, KINDS)
 
 
 def make_drafter(

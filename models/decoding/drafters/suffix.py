@@ -59,7 +59,7 @@ class SuffixReader:
         return automaton.walk(state, count, *self._limits)
 
     def _longest(self) -> tuple[SuffixAutomaton, int]:
-        """The automaton in which the longer ending stood, of the row's own text or of the memory, and the place in it."""
+        """The automaton, of the row's own text or of the memory, that knows the longer ending, and the place in it."""
         if self._memory is not None:
             shared, place = self._memory.automaton, self._current_place()
             if shared.lengths[shared.match(place)] > self._own.lengths[self._own.match(self._state)]:

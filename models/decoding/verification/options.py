@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+from models.decoding.parameters import given_parameters
 from models.decoding.verification.base import Rule
 from models.decoding.verification.blockwise import BlockVerification
 from models.decoding.verification.cascades import SpeculativeCascade
@@ -57,21 +57,8 @@ class VerifierOptions:
 
 def make_rule(options: VerifierOptions) -> Rule:
     """The rule. ValueError for an unknown kind, a parameter that it lacks, or one that belongs to another kind."""
-    if options.kind not in RULES:
-        raise ValueError(f"verifier.kind={options.kind!r} is unknown; choose one of {', '.join(RULES)}")
-    make, names = RULES[options.kind]
-    given: dict[str, Any] = {
-        field.name: value
-        for field in fields(options)
-        if field.name not in ("kind", "distance_budget") and (value := getattr(options, field.name)) is not None
-    }
-    for name in given:
-        if name not in names:
-            allowed = ", ".join(names) or "none"
-            raise ValueError(f"verifier.{name}={given[name]} is no parameter of {options.kind}, which has: {allowed}")
-    if missing := [name for name in names if name not in given]:
-        raise ValueError(f"verifier.{missing[0]} is missing: {options.kind} needs {', '.join(names)}")
-    rule = make(**given)
+    given = given_parameters("verifier", options, RULES)
+    rule = RULES[options.kind][0](**given)
     if rule.is_lossless and options.distance_budget != math.inf:
         raise ValueError(
             f"verifier.distance_budget={options.distance_budget}: {options.kind} is lossless and spends nothing; leave "

@@ -80,19 +80,12 @@ def verify_greedy(target_tokens_BK: Tensor, draft_tokens_BK: Tensor, num_drafted
     return Verdict(num_accepted_B, next_token_B, num_accepted_B == num_drafted_B)
 
 
-class TokenRule(ABC):
-    """A rule that is elementwise once `prepare` has seen the whole distributions.
+class TokenLaw(ABC):
+    """Law, acceptance and residual of one place: elementwise, given what whole distributions have said.
 
     p, q: [..., V], or the probabilities [..., 1] of certain tokens; stats: [..., 1] each. All three functions must be 0
     where p = 0, so that no token outside the target's support is ever emitted.
     """
-
-    is_lossless = False
-    knows_law = True
-
-    @abstractmethod
-    def prepare(self, block: Block, p_BKV: Tensor, q_BKV: Tensor) -> Stats:
-        """Statistics [B, K, 1] of each place; entry k may look at the block up to, and without, drafted token k."""
 
     @abstractmethod
     def law(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
@@ -105,6 +98,17 @@ class TokenRule(ABC):
     @abstractmethod
     def residual(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         """R: unnormalised law of the token that replaces a rejected one."""
+
+
+class TokenRule(TokenLaw):
+    """A rule that is a `TokenLaw` once `prepare` has seen the whole distributions."""
+
+    is_lossless = False
+    knows_law = True
+
+    @abstractmethod
+    def prepare(self, block: Block, p_BKV: Tensor, q_BKV: Tensor) -> Stats:
+        """Statistics [B, K, 1] of each place; entry k may look at the block up to, and without, drafted token k."""
 
     def distance(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         """TV(nu, p), float64 [..., without V]."""
@@ -163,17 +167,14 @@ class AcceptRule(TokenRule):
         return (distance - rejected)[..., 0].double().clamp(0.0, 1.0)
 
 
-class _WithinBudget(TokenRule):
-    """A rule that follows `rule` with probability `share` [..., 1], its last stat, and the lossless one otherwise.
+class _WithinBudget(TokenLaw):
+    """What follows `rule` with probability `share` [..., 1], its last stat, and the lossless one otherwise.
 
     Law share nu + (1 - share) p: its distance is share TV(nu, p). share = 0 is the lossless rule, bit for bit.
     """
 
     def __init__(self, rule: TokenRule) -> None:
         self.rule = rule
-
-    def prepare(self, block: Block, p_BKV: Tensor, q_BKV: Tensor) -> Stats:
-        raise NotImplementedError("stats come from `verify_with`")
 
     def law(self, p: Tensor, q: Tensor, *stats: Tensor) -> Tensor:
         return _mix(self.rule.law(p, q, *stats[:-1]), p, stats[-1])
@@ -216,15 +217,16 @@ def verify_with(rule: TokenRule, block: Block) -> Verdict:
     q_BKV = block.dense_draft_probs()
     stats = rule.prepare(block, p_BKV, q_BKV)
     distances_BK = rule.distance(p_BKV, q_BKV, *stats)
+    place: TokenLaw = rule
     if block.budget_B is not None:
         shares_BK, distances_BK = spend_budget(distances_BK, block.budget_B)
-        rule, stats = _WithinBudget(rule), (*stats, shares_BK[..., None])
+        place, stats = _WithinBudget(rule), (*stats, shares_BK[..., None])
 
     # Drafted tokens, in float64.
     tokens_BK1 = block.draft_tokens_BK[..., None]
     p_x, q_x = p_BKV.gather(2, tokens_BK1).double(), q_BKV.gather(2, tokens_BK1).double()
     wide = tuple(stat.double() for stat in stats)
-    accept_BK = rule.accept(p_x, q_x, *wide)[..., 0]
+    accept_BK = place.accept(p_x, q_x, *wide)[..., 0]
     num_accepted_B = count_accepted(block.uniforms_BK, accept_BK, block.num_drafted_B)
     is_bonus_B = num_accepted_B == block.num_drafted_B
 
@@ -233,14 +235,14 @@ def verify_with(rule: TokenRule, block: Block) -> Verdict:
     rejected_B = num_accepted_B.clamp(max=block.num_draft_tokens - 1)  # no meaning where is_bonus_B
     p_BV, q_BV = block.target_probs_BTV[rows_B, num_accepted_B], q_BKV[rows_B, rejected_B]
     stats_B = tuple(stat[rows_B, rejected_B] for stat in stats)
-    weights_BV = next_weights(p_BV, rule.residual(p_BV, q_BV, *stats_B), is_bonus_B)
+    weights_BV = next_weights(p_BV, place.residual(p_BV, q_BV, *stats_B), is_bonus_B)
     next_token_B = sample_from(weights_BV, block.final_uniform_B)
 
     # What became of it.
     steps_K = torch.arange(block.num_draft_tokens, device=num_accepted_B.device)
     relaxed_BK = (block.uniforms_BK >= acceptance_probs(p_x, q_x)[..., 0]) & (steps_K < num_accepted_B[:, None])
     p_y, q_y = p_BV.gather(1, next_token_B[:, None]).double(), q_BV.gather(1, next_token_B[:, None]).double()
-    next_B1 = torch.where(is_bonus_B[:, None], p_y, rule.law(p_y, q_y, *(stat.double() for stat in stats_B)))
-    drafted_BK = rule.law(p_x, q_x, *wide)[..., 0]
+    next_B1 = torch.where(is_bonus_B[:, None], p_y, place.law(p_y, q_y, *(stat.double() for stat in stats_B)))
+    drafted_BK = place.law(p_x, q_x, *wide)[..., 0]
     verify_probs_BT = torch.cat([drafted_BK, drafted_BK[:, :1]], dim=1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, next_token_B, is_bonus_B, verify_probs_BT, distances_BK, relaxed_BK)

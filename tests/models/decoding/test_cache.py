@@ -1,8 +1,10 @@
 """Roll back and go on == a fresh forward, for every length, ragged, with grouped heads and sliding windows."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, Cache, DynamicCache
 
 from models.decoding.cache import RaggedCache
 from models.target import Target
@@ -171,9 +173,61 @@ def test_refuses_attention_without_masks() -> None:
         RaggedCache(config, batch_size=1)
 
 
-@pytest.mark.parametrize(
-    "call", [lambda c: c.crop(-1), lambda c: c.reorder_cache(None), lambda c: c.batch_select_indices(None)]
-)
-def test_refuses_changes_that_ignore_lengths(call) -> None:
-    with pytest.raises(NotImplementedError, match="RaggedCache"):
-        call(make_cache(make_tiny_target(), 1))
+CHANGES: dict[str, Callable[[Cache], None]] = {
+    "crop none": lambda cache: cache.crop(0),
+    "crop two": lambda cache: cache.crop(-2),
+    "crop more than there is": lambda cache: cache.crop(-8),
+    "reorder": lambda cache: cache.reorder_cache(torch.tensor([2, 0, 0])),
+    "repeat": lambda cache: cache.batch_repeat_interleave(2),
+    "select": lambda cache: cache.batch_select_indices(torch.tensor([2, -2])),
+    "select by a mask": lambda cache: cache.batch_select_indices(torch.tensor([True, False, True])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_transformers_own_changes_are_those_of_its_cache(name: str) -> None:
+    """Entry for entry what DynamicCache holds, and what it hands on in the next pass, after a row has left as well."""
+    target = make_tiny_target()
+    ours, theirs = make_cache(target, 4), DynamicCache(config=target.config)
+    generator = torch.Generator().manual_seed(0)
+
+    def both_update(num_rows: int, num_new: int) -> None:
+        for layer in range(len(ours.layers)):
+            new = torch.randn(2, num_rows, 2, num_new, 8, generator=generator)
+            for got, expected in zip(ours.update(*new, layer), theirs.update(*new, layer), strict=True):
+                assert torch.equal(got, expected)
+        ours.advance([num_new] * num_rows)
+
+    both_update(4, 5)
+    ours.select_rows([0, 1, 2])
+    theirs.batch_select_indices(torch.arange(3))
+    for cache in (ours, theirs):
+        CHANGES[name](cache)
+    assert ours.get_seq_length() == theirs.get_seq_length()
+    assert ours.is_croppable == theirs.is_croppable
+    both_update(ours.batch_size, 3)
+
+
+def test_transformers_own_changes_heed_lengths(target: Target) -> None:
+    """On ragged rows, and the model reads on from there."""
+    texts = [random_tokens(length, seed=length) for length in (2, 20, 6)]
+    cache = make_cache(target, len(texts))
+    feed(target, cache, texts)
+    cache.crop(-3)
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([5, 1, 2, 2, 4, 0]))
+    cache.batch_select_indices(torch.tensor([0, 3, 1]))
+    kept = [texts[2][:3], texts[1][:17], []]
+    assert cache.lengths == [3, 17, 0]
+    new = [random_tokens(BLOCK, seed=row) for row in range(3)]
+    hidden_BTH = feed(target, cache, new)
+    for row in range(3):
+        check_row(target, kept[row] + new[row], hidden_BTH[row])
+
+
+def test_crop_takes_no_final_length() -> None:
+    """As older versions of transformers did."""
+    for cache in (make_cache(make_tiny_target(), 1), DynamicCache()):
+        cache.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8), 0)
+        with pytest.raises(ValueError, match=r"crop.*1"):
+            cache.crop(1)

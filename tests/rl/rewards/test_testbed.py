@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.rewards import testbed
+from rl.rewards import shares, testbed
 from rl.rewards.loading import load_reward
 from train import testbed_language
 from train.testbed_language import TARGET_DIALECT, TOKENS, draw_answers, write_completions
@@ -125,12 +125,12 @@ FAULTS = [
 
 @pytest.mark.parametrize(("right", "wrong"), FAULTS)
 def test_planted_fault_is_caught(right: str, wrong: str) -> None:
-    sources = [inspect.getsource(module) for module in (testbed_language, testbed)]
+    sources = [inspect.getsource(module) for module in (testbed_language, shares, testbed)]
     assert sum(right in source for source in sources) == 1, f"the planted fault no longer matches the code: {right}"
-    language, code = {}, {}
-    for names, source in zip((language, code), sources, strict=True):
+    language, frame, code = {}, {}, {}
+    for names, source in zip((language, frame, code), sources, strict=True):
         exec(compile(source.replace(right, wrong, 1), "faulty", "exec"), names)
-    code["read_digits"] = language["read_digits"]
+    code |= {"read_digits": language["read_digits"], "share_reward": frame["share_reward"]}
 
     with pytest.raises((AssertionError, TypeError, ValueError)):
         check(SimpleNamespace(**code))

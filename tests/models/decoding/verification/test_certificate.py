@@ -178,7 +178,7 @@ PLANTED = {
     ),
     "all or nothing, told as a part": ("spent_B / distance_B, 1.0)", "(spent_B / distance_B).ceil(), 1.0)"),
     "told as if no budget were set": ("shares_BK, distances_BK = spend_budget", "shares_BK, _ = spend_budget"),
-    "budget not heeded": ("rule, stats = _WithinBudget(rule), (*stats, shares_BK[..., None])", "pass"),
+    "budget not heeded": ("place, stats = _WithinBudget(rule), (*stats, shares_BK[..., None])", "pass"),
     "acceptance not mixed": (
         "return _mix(self.rule.accept(p, q, *stats[:-1]), acceptance_probs(p, q), stats[-1])",
         "return self.rule.accept(p, q, *stats[:-1])",

@@ -157,7 +157,7 @@ PLANTED = {
     "bonus from nu": (
         "p_BV, q_BV = block.target_probs_BTV[rows_B, num_accepted_B], q_BKV[rows_B, rejected_B]",
         "q_BV = q_BKV[rows_B, rejected_B]; "
-        "p_BV = rule.law(p_BKV[rows_B, rejected_B], q_BV, *(stat[rows_B, rejected_B] for stat in stats))",
+        "p_BV = place.law(p_BKV[rows_B, rejected_B], q_BV, *(stat[rows_B, rejected_B] for stat in stats))",
     ),
     "distance w TV": (
         "return (1.0 - target_weight[..., 0].double()) * tv",
@@ -177,7 +177,7 @@ PLANTED = {
         "return weights_BK.nan_to_num(nan=1.0).clamp(0.0, 1.0)",
         "return weights_BK.mean(dim=0, keepdim=True).expand(expected)",
     ),
-    "budget not heeded": ("rule, stats = _WithinBudget(rule), (*stats, shares_BK[..., None])", "pass"),
+    "budget not heeded": ("place, stats = _WithinBudget(rule), (*stats, shares_BK[..., None])", "pass"),
 }
 
 

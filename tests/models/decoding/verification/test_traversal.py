@@ -20,7 +20,6 @@ from tests.models.decoding.verification.tree_enumeration import (
     FORK,
     TWO,
     UNEVEN,
-    WIDE,
     Parents,
     Trees,
     chain_of,
@@ -28,7 +27,9 @@ from tests.models.decoding.verification.tree_enumeration import (
     from_root,
     law_and_length,
     length_of,
+    masked_trees,
     random_block,
+    varied_trees,
 )
 
 NUM_PAIRS = 30
@@ -44,20 +45,14 @@ def check_trees(code: SimpleNamespace, trees: Trees) -> None:
 
 def check_law(code: SimpleNamespace) -> None:
     """One tree, then the target's own tokens, have the target's joint law; `distinct` with too few tokens included."""
-    for parents, how, seed in itertools.product(
-        [WIDE, CHAIN, FORK, UNEVEN], ["likeliest", "repeated", "distinct", "independent"], [1, 3]
-    ):
-        if not (parents == WIDE and how == "likeliest"):
-            check_trees(code, Trees(Toy(3, 3, seed, zeros=True), parents, how))
-    for parents, how in itertools.product([WIDE, TWO], ["likeliest", "distinct"]):
-        check_trees(code, Trees(Toy(4, 2, seed=0), parents, how))
+    for trees in varied_trees():
+        check_trees(code, trees)
 
 
 def check_masks(code: SimpleNamespace) -> None:
     """Nodes that do not count are as good as not there."""
-    for mask in itertools.product([True, False], repeat=5):
-        for how in ("likeliest", "independent"):
-            check_trees(code, Trees(Toy(3, 3, seed=5, zeros=True), FORK, how, mask))
+    for trees in masked_trees():
+        check_trees(code, trees)
 
 
 def check_same(code: SimpleNamespace) -> None:

@@ -94,6 +94,24 @@ class Trees:
             yield from self.drafts(Drafted(chance, (*begun.tokens, int(token)), (*begun.counts, bool(counts))))
 
 
+def varied_trees() -> Iterator[Trees]:
+    """Shapes and ways to draw siblings; `distinct` ones with too few tokens included."""
+    for parents, how, seed in itertools.product(
+        [WIDE, CHAIN, FORK, UNEVEN], ["likeliest", "repeated", "distinct", "independent"], [1, 3]
+    ):
+        if not (parents == WIDE and how == "likeliest"):
+            yield Trees(Toy(3, 3, seed, zeros=True), parents, how)
+    for parents, how in itertools.product([WIDE, TWO], ["likeliest", "distinct"]):
+        yield Trees(Toy(4, 2, seed=0), parents, how)
+
+
+def masked_trees() -> Iterator[Trees]:
+    """One shape, with every choice of nodes that do not count."""
+    for mask in itertools.product([True, False], repeat=5):
+        for how in ("likeliest", "independent"):
+            yield Trees(Toy(3, 3, seed=5, zeros=True), FORK, how, mask)
+
+
 def leave(a: float, p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray]:
     """What is owed, and its law, after a child ~ q was rejected; a = 1: norm((p - q)+)."""
     left = np.maximum(a * p - q, 0.0)
