@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from omegaconf import MISSING
 
-from eval.drafters import Drafting, choose_drafters, load_drafters, needs_checkpoint
+from eval.drafters import Drafting, choose_drafters, load_drafters
 from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
 from eval.provenance import describe_run
 from eval.report import render_groups, render_table, row_record, write_json, write_text
@@ -24,7 +24,8 @@ from eval.tasks import SPLITS, TASKS, make_groups
 from eval.timing import device_clock
 from models.checkpoint import read_config
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions
+from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions, needs_checkpoint
+from models.decoding.length_options import FIXED, LengthOptions, check_length, make_length, name_length
 from models.decoding.sampling import SamplingParams
 from models.decoding.verification.options import VerifierOptions, make_rule
 from models.target import Target, TargetOptions, load_target
@@ -45,6 +46,7 @@ class BenchConfig:
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     others: list[Any] = field(default_factory=list)
     verifier: VerifierOptions = field(default_factory=VerifierOptions)
+    length: LengthOptions = field(default_factory=LengthOptions)
     checkpoint: str = ""
     num_draft_tokens: Any = 0  # a number or a list of numbers
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
@@ -79,12 +81,15 @@ def check_options(config: BenchConfig) -> dict[str, int]:
         raise ValueError(
             f"verifier={config.verifier.kind} has no drafts to judge; {ADD_DRAFTER}, or leave out verifier"
         )
+    check_length(config.length)
+    if config.length.kind != FIXED and not drafters:
+        raise ValueError(f"length={config.length.kind} has no drafts to cut; {ADD_DRAFTER}, or leave out length")
     draft_token_counts(config.num_draft_tokens)
     if not config.splits or set(config.splits) - set(SPLITS) or len(set(config.splits)) < len(config.splits):
         raise ValueError(f"splits={config.splits} must name each of {', '.join(SPLITS)} at most once, and one of them")
     if config.num_draft_tokens and not drafters:
         raise ValueError(f"num_draft_tokens={config.num_draft_tokens} is for a drafter; {ADD_DRAFTER}, or leave it out")
-    if needs_checkpoint(drafters):
+    if any(map(needs_checkpoint, drafters.values())):
         _require_heldout(read_config(checkpoint_folder(config)), config)
     elif config.checkpoint:
         raise ValueError(
@@ -128,17 +133,28 @@ def make_methods(target: Target, drafters: Mapping[str, Drafting], config: Bench
     if config.prompt_lookup_tokens and batch_size == 1:
         name = f"transformers prompt lookup, {config.prompt_lookup_tokens} tokens"
         methods.append(GenerateMethod(name, target, sampling, batch_size, config.prompt_lookup_tokens))
+    for label, drafting in drafters.items():
+        for verifier, length, count in _variants(drafting, config):
+            try:
+                drafter, chooser = make_length(length, drafting.drafter, count)
+                rule = make_rule(verifier)
+                decoder = Decoder(target, drafter, count, rule, verifier.distance_budget, chooser)
+            except ValueError as error:
+                raise ValueError(f"drafter {label}: {error}") from error
+            name = f"{label} {verifier.kind}, {name_length(length, count)}"
+            methods.append(DecoderMethod(name, decoder, sampling, batch_size))
+    return [*methods, BareForward(target, batch_size)]
+
+
+def _variants(drafting: Drafting, config: BenchConfig) -> list[tuple[VerifierOptions, LengthOptions, int]]:
+    """A drafter's rows: every K fixed, and the other length within the longest; lossless, and by the other rule."""
+    counts = draft_token_counts(config.num_draft_tokens) or [drafting.num_draft_tokens]
+    lengths = [(LengthOptions(), count) for count in counts]
+    if config.length.kind != FIXED:
+        lengths.append((config.length, max(counts)))
     # Lossless token verification is the yardstick of every other rule.
     verifiers = [VerifierOptions()] + [config.verifier] * (config.verifier.kind != LOSSLESS)
-    for label, drafting in drafters.items():
-        for count in draft_token_counts(config.num_draft_tokens) or [drafting.num_draft_tokens]:
-            for verifier in verifiers:
-                try:
-                    decoder = Decoder(target, drafting.drafter, count, make_rule(verifier), verifier.distance_budget)
-                except ValueError as error:
-                    raise ValueError(f"drafter {label}: {error}") from error
-                methods.append(DecoderMethod(f"{label} {verifier.kind}, K = {count}", decoder, sampling, batch_size))
-    return [*methods, BareForward(target, batch_size)]
+    return [(verifier, length, count) for length, count in lengths for verifier in verifiers]
 
 
 def run_bench(config: BenchConfig) -> Session:

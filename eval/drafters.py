@@ -8,11 +8,11 @@ from typing import Any
 from models.decoding.drafters.base import Drafter
 from models.decoding.drafters.options import (
     NONE,
-    WITH_CHECKPOINT,
     DrafterOptions,
     check_drafter,
     default_draft_tokens,
     make_drafter,
+    needs_checkpoint,
 )
 from models.target import Target, TargetOptions
 from train.presets import read_preset
@@ -48,11 +48,6 @@ def choose_drafters(first: DrafterOptions, others: Sequence[Any]) -> dict[str, D
     return named
 
 
-def needs_checkpoint(chosen: Mapping[str, DrafterOptions]) -> bool:
-    """Whether one of them drafts with trained heads."""
-    return any(options.kind in WITH_CHECKPOINT for options in chosen.values())
-
-
 def load_drafters(
     chosen: Mapping[str, DrafterOptions], model: TargetOptions, target: Target, checkpoint: Path
 ) -> dict[str, Drafting]:
@@ -62,7 +57,7 @@ def load_drafters(
     """
     loaded = {}
     for name, options in chosen.items():
-        folder = checkpoint if options.kind in WITH_CHECKPOINT else None
+        folder = checkpoint if needs_checkpoint(options) else None
         drafter, record = make_drafter(options, model, target, folder)
         assert drafter is not None
         loaded[name] = Drafting(drafter, default_draft_tokens(drafter), record)

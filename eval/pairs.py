@@ -9,7 +9,7 @@ from eval.questions import TESTBED, task_name
 from models.checkpoint import load_ensemble, model_record, read_config
 from models.decoding.drafters.base import Drafter
 from models.decoding.drafters.model import ModelDrafter
-from models.decoding.drafters.options import WITH_CHECKPOINT, DrafterOptions, default_draft_tokens, make_drafter
+from models.decoding.drafters.options import DrafterOptions, default_draft_tokens, make_drafter, needs_checkpoint
 from models.target import TargetOptions, load_target
 from train.data import DataOptions
 from train.testbed import ensure_testbed
@@ -29,7 +29,7 @@ def load_pair(
         record: dict[str, Any] = dict(model_record(bed.draft))
     else:
         target = load_target(model)
-        folder = heads_folder if options.kind in WITH_CHECKPOINT else None
+        folder = heads_folder if needs_checkpoint(options) else None
         drafter, record = make_drafter(options, model, target, folder)
     assert drafter is not None
     draft = drafter.draft if isinstance(drafter, ModelDrafter) else None

@@ -31,7 +31,14 @@ from eval.samples import SamplingPlan, Sitting, run_sitting
 from eval.timing import device_clock
 from eval.tokens_html import TracedText, render_page, trace
 from eval.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
-from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions, check_drafter
+from models.decoding.drafters.options import (
+    KINDS,
+    NONE,
+    WITH_CHECKPOINT,
+    DrafterOptions,
+    check_drafter,
+    needs_checkpoint,
+)
 from models.decoding.rows import GenerationParams, stream_seed
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer
@@ -94,7 +101,7 @@ def check_options(config: ParetoConfig) -> None:
     if config.drafter.kind == NONE:
         drafting = ", ".join(kind for kind in KINDS if kind != NONE)
         raise ValueError(f"drafter={NONE}: rules judge drafts; choose one of {drafting}")
-    if config.checkpoint and config.drafter.kind not in WITH_CHECKPOINT:
+    if config.checkpoint and not needs_checkpoint(config.drafter):
         raise ValueError(
             f"checkpoint={config.checkpoint!r} is for drafter={' or '.join(WITH_CHECKPOINT)}; leave it out (a draft "
             "model is named with model.draft)"
@@ -130,7 +137,7 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     """Load, measure, and write everything into `output_dir`."""
     check_options(config)
     families, checkpoints = expand_all(config.rules), name_checkpoints(config.checkpoints)
-    trained = [*checkpoints.values(), *[config.heads_folder] * (config.drafter.kind in WITH_CHECKPOINT)]
+    trained = [*checkpoints.values(), *[config.heads_folder] * needs_checkpoint(config.drafter)]
     for folder in trained if config.split == "heldout" else ():
         require_unseen(folder, config.data)
     earlier = {Path(folder): read_run(Path(folder)) for folder in config.transfer}

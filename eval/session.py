@@ -66,6 +66,7 @@ def make_parts(methods: Sequence[Method]) -> list[Method]:
                 method.decoder.num_draft_tokens,
                 method.decoder.judge.rule,
                 method.decoder.judge.distance_budget,
+                method.decoder.length,
             ),
             method.sampling,
             method.batch_size,

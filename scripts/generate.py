@@ -27,7 +27,9 @@ from models.decoding.drafters.options import (
     check_drafter,
     default_draft_tokens,
     make_drafter,
+    needs_checkpoint,
 )
+from models.decoding.length_options import FIXED, LENGTHS, LengthOptions, check_length, make_length
 from models.decoding.processors import ProcessorParams
 from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.decoding.sampling import SamplingParams
@@ -82,6 +84,13 @@ def find_verifier(words: Sequence[str]) -> VerifierOptions:
     return read_preset(VerifierOptions, "verifier", words[0], OmegaConf.from_dotlist(list(words[1:])), "--verifier")
 
 
+def find_length(words: Sequence[str]) -> LengthOptions:
+    """NAME [option=value ...]: a length of conf/length, as a rule is chosen."""
+    options = read_preset(LengthOptions, "length", words[0], OmegaConf.from_dotlist(list(words[1:])), "--length")
+    check_length(options)
+    return options
+
+
 def find_drafter(arguments: argparse.Namespace) -> DrafterOptions:
     """NAME [option=value ...]: a drafter of conf/drafter, as a rule is chosen; without a name the checkpoint's heads.
 
@@ -92,7 +101,7 @@ def find_drafter(arguments: argparse.Namespace) -> DrafterOptions:
     name, *values = [NONE] if arguments.plain else arguments.drafter or [HEADS]
     options = read_preset(DrafterOptions, "drafter", name, OmegaConf.from_dotlist(values), "--drafter")
     check_drafter(options)
-    if options.kind in WITH_CHECKPOINT and arguments.checkpoint is None:
+    if needs_checkpoint(options) and arguments.checkpoint is None:
         raise ValueError(
             f"--drafter {options.kind} needs CHECKPOINT, the folder that train.mtp wrote; give it, or choose one of "
             f"{', '.join(kind for kind in KINDS if kind not in WITH_CHECKPOINT)}"
@@ -130,6 +139,7 @@ def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
 def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr: TextIO) -> DecodeResult:
     """Load, decode and print. ValueError for what does not fit."""
     drafter_options, verifier = find_drafter(arguments), find_verifier(arguments.verifier)
+    length_options = find_length(arguments.length)
     options = choose_target(arguments)
     target = load_target(options)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
@@ -150,7 +160,8 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     decoder = Decoder(target)
     if drafter is not None:
         count = default_draft_tokens(drafter) if arguments.num_draft_tokens is None else arguments.num_draft_tokens
-        decoder = Decoder(target, drafter, count, make_rule(verifier), verifier.distance_budget)
+        drafter, length = make_length(length_options, drafter, count)
+        decoder = Decoder(target, drafter, count, make_rule(verifier), verifier.distance_budget, length)
     prompt_ids = render_prompt(target.tokenizer, _as_prompt(prompt, arguments.raw))
     started = time.perf_counter()
     (result,) = decoder.generate([prompt_ids], params, on_tokens=Printer(target.tokenizer, write, is_coloured))
@@ -183,6 +194,13 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--draft", metavar="MODEL", help="hub name or local folder of --drafter model's smaller model")
     parser.add_argument("-K", "--num-draft-tokens", type=int, metavar="K", help="drafted tokens in a block")
+    parser.add_argument(
+        "--length",
+        nargs="+",
+        default=[FIXED],
+        metavar=("NAME", "OPTION=VALUE"),
+        help=f"how much of K a block drafts ({', '.join(LENGTHS)}), and its options, such as threshold=0.3",
+    )
     parser.add_argument(
         "--verifier",
         nargs="+",

@@ -16,9 +16,10 @@ from hydra.errors import ConfigCompositionException
 import eval.bench
 from eval.bench import BenchConfig, draft_token_counts, run_bench
 from models.checkpoint import save_heads
-from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT
+from models.decoding.drafters.options import NONE
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target
+from tests.drafters import WITHOUT_CHECKPOINT
 from train.config import checked
 from train.presets import CONF
 
@@ -70,7 +71,7 @@ def measure(folder: Path, words: list[str]) -> dict[str, Any]:
     return json.loads((folder / "bench.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (NONE, *WITH_CHECKPOINT)])
+@pytest.mark.parametrize("kind", [kind for kind in WITHOUT_CHECKPOINT if kind != NONE])
 def test_every_drafter_beside_plain(kind: str, prompts: Path, tmp_path: Path) -> None:
     """With its own K: what it costs and gives is counted, and nothing it writes is different."""
     words = [*small(prompts, tmp_path), f"drafter={kind}", "rounds=1", "with_generate=false", "prompt_lookup_tokens=0"]

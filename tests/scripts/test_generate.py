@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from models.checkpoint import save_heads
-from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT
+from models.decoding.drafters.options import NONE
 from models.decoding.verification.options import RULES, make_rule
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target, make_tiny_tokenizer
 from scripts.generate import GREEN, RESET, YELLOW, Printer, find_target, find_verifier, main, wants_colour
+from tests.drafters import WITHOUT_CHECKPOINT
 
 TOKENIZER = make_tiny_tokenizer()
 
@@ -85,7 +86,7 @@ def test_heads_write_what_plain_decoding_writes(checkpoint: str, capsys: pytest.
         assert GREEN not in line
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITH_CHECKPOINT])
+@pytest.mark.parametrize("kind", WITHOUT_CHECKPOINT)
 def test_drafters_without_a_checkpoint(kind: str, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each writes what plain decoding writes; the target is named, or is the checkpoint's."""
     words = ["--prompt", "Say something", "--max-new-tokens", "24"]

@@ -20,14 +20,13 @@ from models.decoding.sampling import SamplingParams, sample_from, transform_logi
 
 @dataclass(frozen=True)
 class Prefix:
-    """Another drafter's tokens at the first counts[b] places of row b, and which rows (goes_on) are drafted on behind.
+    """Another drafter's tokens at the first counts[b] places of row b.
 
     probs_BPV: what they were drawn from; None: one-hot.
     """
 
     tokens_BP: Tensor
     counts: Sequence[int]
-    goes_on: Sequence[bool]
     probs_BPV: Tensor | None = None
 
     def probs(self, place: int, like_BV: Tensor) -> Tensor:
@@ -88,9 +87,6 @@ class Drawing:
         counts = [min(limit, width) for limit in limits]
         if self._stopping is not None:
             counts = [min(pair) for pair in zip(counts, self._stopping.counts(), strict=True)]
-        if prefix is not None:
-            rows = zip(counts, prefix.counts, prefix.goes_on, strict=True)
-            counts = [count if goes_on else min(count, given) for count, given, goes_on in rows]
         tokens_BK = (
             torch.stack(self.tokens, dim=1)
             if width

@@ -25,6 +25,7 @@ from models.decoding.drafters.base import Draft
 from models.decoding.drafters.drawing import Prefix
 from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.drafters.model import ModelDrafter
+from models.decoding.drafters.options import DrafterContext, DrafterOptions, build_drafter, part_of
 from models.decoding.drafters.text import TextDrafter
 from models.decoding.estimates import KeepRates, Line
 from models.decoding.processors import BlockProcessor
@@ -78,14 +79,12 @@ class HybridDrafter:
     """See the module's description."""
 
     def __init__(self, first: TextDrafter | ModelDrafter, second: HeadsDrafter | ModelDrafter) -> None:
-        """ValueError where the two have different vocabularies, or are of the same kind."""
+        """ValueError where the two have different vocabularies."""
         if first.vocab_size != second.vocab_size:
             raise ValueError(
                 f"the sources of a hybrid have vocabularies of {first.vocab_size} and {second.vocab_size} tokens: "
                 "both must be made for the same target"
             )
-        if isinstance(first, ModelDrafter) and isinstance(second, ModelDrafter):
-            raise ValueError("drafter.first=model and drafter.second=model: one of them must be another kind")
         self.first, self.second = first, second
         self.vocab_size = first.vocab_size
         self.max_draft_tokens: int | None = None
@@ -96,6 +95,11 @@ class HybridDrafter:
         self._second_rates = [KeepRates(MAX_PLACES, MEMORY_TOKENS) for _ in range(2)]
         self._times: dict[int, _Times] = {}
         self._under_way: _Pass | None = None
+
+    def forget(self) -> None:
+        """Begin a new run: what the first source remembers of earlier prompts and answers is dropped."""
+        if forget := getattr(self.first, "forget", None):
+            forget()
 
     def start(self, prompts: Sequence[Sequence[int]]) -> HybridState:
         """See `Drafter.start`."""
@@ -169,7 +173,7 @@ class HybridDrafter:
             probs_BKV = given.probs_BKV if given.probs_BKV is None else given.probs_BKV[:, :width]
             return Draft(given.tokens_BK[:, :width], probs_BKV, counts)
         started = time.perf_counter()
-        prefix = Prefix(given.tokens_BK, counts, [plan.num_second > 0 for plan in plans], given.probs_BKV)
+        prefix = Prefix(given.tokens_BK, counts, given.probs_BKV)
         draft = self.second.propose(state.second, width, params, uniforms_BK, processor, prefix)
         times.second.observe(self._num_steps(min(counts), width - min(counts)), time.perf_counter() - started)
         assert draft.counts is not None
@@ -218,3 +222,18 @@ class HybridDrafter:
             if accepted >= plan.num_first:
                 self._second_rates[plan.num_first > 0].observe(plan.num_second, [accepted - plan.num_first])
         state.plans = [None] * len(counts)
+
+
+def build(options: DrafterOptions, context: DrafterContext) -> tuple[HybridDrafter, dict[str, Any]]:
+    """See `options.Build`. ValueError for what one of the two sources refuses."""
+    assert options.first is not None
+    assert options.second is not None
+    (first, first_record), (second, second_record) = (
+        build_drafter(part_of(options, kind), context) for kind in (options.first, options.second)
+    )
+    assert isinstance(first, TextDrafter | ModelDrafter)
+    assert isinstance(second, HeadsDrafter | ModelDrafter)
+    record = {"kind": options.kind}
+    for name in ("name", "fingerprint"):
+        record[name] = f"{first_record[name]} + {second_record[name]}"
+    return HybridDrafter(first, second), record

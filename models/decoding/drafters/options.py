@@ -23,9 +23,15 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("models.decoding.drafters.model", ()),
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
+    "hybrid": (
+        "models.decoding.drafters.hybrid",
+        ("first", "second", "min_match", "max_match", "min_probability", "remembered_tokens"),
+    ),
 }
-# Those that draft with trained heads.
+# Those that draft with trained heads; a hybrid does where its second source are heads.
 WITH_CHECKPOINT = ("heads",)
+# What a hybrid is made of.
+FIRST_SOURCES, SECOND_SOURCES = ("ngram", "suffix", "model"), ("heads", "model")
 
 
 @dataclass
@@ -40,6 +46,8 @@ class DrafterOptions:
     max_match: int | None = None
     min_probability: float | None = None
     remembered_tokens: int | None = None
+    first: str | None = None
+    second: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,23 @@ Build = Callable[[DrafterOptions, DrafterContext], tuple[Drafter, dict[str, Any]
 
 def check_drafter(options: DrafterOptions) -> dict[str, Any]:
     """The given parameters, before any model loads. ValueError for a kind, or a parameter of it, that does not fit."""
-    return given_parameters("drafter", options, KINDS)
+    given = given_parameters("drafter", options, KINDS)
+    for name, sources in (("first", FIRST_SOURCES), ("second", SECOND_SOURCES)):
+        if name in given and given[name] not in sources:
+            raise ValueError(f"drafter.{name}={given[name]!r} is no source for it; choose one of {', '.join(sources)}")
+    if given.get("first") == given.get("second") == "model":
+        raise ValueError("drafter.first=model and drafter.second=model: one of them must be another source")
+    return given
+
+
+def needs_checkpoint(options: DrafterOptions) -> bool:
+    """Whether it drafts with trained heads."""
+    return options.kind in WITH_CHECKPOINT or options.second in WITH_CHECKPOINT
+
+
+def part_of(options: DrafterOptions, kind: str) -> DrafterOptions:
+    """One source of a hybrid, with its share of the parameters."""
+    return DrafterOptions(kind, **{name: getattr(options, name) for name in KINDS[kind][1]})
 
 
 def make_drafter(
@@ -74,8 +98,13 @@ def make_drafter(
     check_drafter(options)
     if options.kind == NONE:
         return None, {"kind": NONE}
+    return build_drafter(options, DrafterContext(target, model, checkpoint))
+
+
+def build_drafter(options: DrafterOptions, context: DrafterContext) -> tuple[Drafter, dict[str, Any]]:
+    """The drafter of a kind that is not none, and its record."""
     build: Build = importlib.import_module(KINDS[options.kind][0]).build
-    return build(options, DrafterContext(target, model, checkpoint))
+    return build(options, context)
 
 
 def default_draft_tokens(drafter: Drafter | None) -> int:

@@ -1,0 +1,8 @@
+"""The drafters that a command can have without trained heads."""
+
+from models.decoding.drafters.options import KINDS, DrafterOptions, needs_checkpoint
+from train.presets import read_preset
+
+WITHOUT_CHECKPOINT = [
+    kind for kind in KINDS if not needs_checkpoint(read_preset(DrafterOptions, "drafter", kind, {}, "tests"))
+]
