@@ -36,7 +36,10 @@ IGNORED = -100  # label of a token that is not learned
 
 @dataclass
 class SFTOptions:
-    """What a user sets of trl's SFTConfig, by its names; max_steps 0: num_train_epochs decide."""
+    """What a user sets of trl's SFTConfig, by its names; max_steps 0: num_train_epochs decide.
+
+    autocast: bfloat16 products over float32 weights, on a machine that has them (see `models.target.resolve_dtype`).
+    """
 
     max_steps: int = 60
     num_train_epochs: float = 1.0
@@ -50,6 +53,7 @@ class SFTOptions:
     max_length: int = 1024
     logging_steps: int = 5
     save_steps: int = 50
+    autocast: bool = True
     seed: int = 0
 
     def check(self) -> None:
@@ -155,14 +159,14 @@ def make_trainer(
     target.model.requires_grad_(True)  # without adapters; peft freezes it
     arguments = SFTConfig(
         output_dir=str(folder),
-        **{name: value for name, value in asdict(options).items() if name != "max_steps"},
+        **{name: value for name, value in asdict(options).items() if name not in ("max_steps", "autocast")},
         max_steps=options.max_steps or -1,
         data_seed=options.seed,
         save_strategy="steps",
         save_total_limit=1,
         eval_strategy="no",
         per_device_eval_batch_size=options.per_device_train_batch_size,
-        bf16=resolve_dtype(AUTO, device) == "bfloat16",
+        bf16=options.autocast and resolve_dtype(AUTO, device) == "bfloat16",
         use_cpu=device == "cpu",
         gradient_checkpointing=False,
         report_to=report_to(config.logger),

@@ -84,6 +84,40 @@ def test_every_drafter_beside_plain(kind: str, prompts: Path, tmp_path: Path) ->
     assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"] == 6
 
 
+def test_lengths_beside_the_fixed_one(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    """Every K fixed, and the chooser within the longest; two sources in one draft among them."""
+    hybrid = "{kind:hybrid,first:ngram,second:model}"
+    words = [*small(prompts, tmp_path), "drafter=heads", f"others=[ngram,{hybrid}]", f"checkpoint={checkpoint}"]
+    words += ["length=adaptive", "num_draft_tokens=[1,2]", "rounds=1", "with_generate=false", "prompt_lookup_tokens=0"]
+    record = measure(tmp_path, [*words, "tasks=[chat]"])
+    rows = record["methods"][1:]
+    assert [row["method"] for row in rows] == [
+        f"{name} lossless, {length}"
+        for name in ("heads", "ngram", "hybrid")
+        for length in ("K = 1", "K = 2", "adaptive K to 2")
+    ]
+    for row in rows:
+        assert row["agreement"]["num_identical"] == row["agreement"]["num_sequences"]
+    by_name = {row["method"]: row["counters"] for row in rows}
+    adaptive, fixed = by_name["heads lossless, adaptive K to 2"], by_name["heads lossless, K = 2"]
+    assert 0 < adaptive["drafted"] < fixed["drafted"]  # some blocks try other lengths
+
+
+def test_a_stop_needs_a_distribution(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
+    words = [*small(prompts, tmp_path), f"checkpoint={checkpoint}", "rounds=1", "with_generate=false"]
+    words += ["prompt_lookup_tokens=0", "length=entropy", "length.threshold=0.9", "tasks=[chat]"]
+    record = measure(tmp_path, [*words, "drafter=heads"])
+    fixed, stopped = record["methods"][1:]
+    assert stopped["method"].endswith("K to 3 by entropy")
+    assert stopped["counters"]["drafted"] < fixed["counters"]["drafted"]
+    with pytest.raises(ValueError, match="drafter ngram: length=entropy with NgramDrafter"):
+        measure(tmp_path, [word for word in words if "checkpoint" not in word] + ["drafter=ngram"])
+    with pytest.raises(ValueError, match="length=adaptive has no drafts to cut"):
+        measure(tmp_path, [*small(prompts, tmp_path), "length=adaptive"])
+    with pytest.raises(ValueError, match=r"length\.threshold=0.3 is no parameter of fixed"):
+        measure(tmp_path, [*small(prompts, tmp_path), "+length.threshold=0.3"])
+
+
 def test_several_drafters_in_one_table(checkpoint: Path, prompts: Path, tmp_path: Path) -> None:
     """Each with each K and each rule, and one kind twice with other parameters: one seed, and laws that are exact."""
     others = "others=[suffix,{kind:ngram,max_match:2},heads]"

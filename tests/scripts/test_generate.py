@@ -86,6 +86,19 @@ def test_heads_write_what_plain_decoding_writes(checkpoint: str, capsys: pytest.
         assert GREEN not in line
 
 
+@pytest.mark.parametrize("length", [["adaptive"], ["entropy", "threshold=0.9"], ["confidence"]])
+def test_lengths(length: list[str], checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same text, whatever cuts the drafts."""
+    words = [checkpoint, "--prompt", "Say something", "--max-new-tokens", "24"]
+    outputs = []
+    for more in (["--plain"], ["--length", *length]):
+        assert main([*words, *more]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert main([*words, "--length", "long"]) == 2
+    assert "--length names 'long', which is unknown" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", WITHOUT_CHECKPOINT)
 def test_drafters_without_a_checkpoint(kind: str, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each writes what plain decoding writes; the target is named, or is the checkpoint's."""

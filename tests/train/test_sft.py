@@ -42,7 +42,12 @@ def make_config(folder: Path, **changes: Any) -> SFTRunConfig:
         data=DataOptions(source="jsonl", path=str(folder / "prompts.jsonl")),
         heldout_examples=3,
         trainer=SFTOptions(
-            max_steps=MAX_STEPS, per_device_train_batch_size=4, learning_rate=0.01, warmup_steps=0, save_steps=2
+            max_steps=MAX_STEPS,
+            per_device_train_batch_size=4,
+            learning_rate=0.01,
+            warmup_steps=0,
+            save_steps=2,
+            autocast=False,
         ),
         output_dir=str(folder / "target"),
     )
