@@ -21,10 +21,12 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "heads": ("models.decoding.drafters.heads", ()),
     "model": ("models.decoding.drafters.model", ()),
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
+    "lookahead": ("models.decoding.drafters.lookahead", ("num_columns", "ngram_size", "num_guesses")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
+    "tree": ("models.decoding.drafters.tree", ("shape", "num_nodes", "top_k")),
 }
 # Those that draft with trained heads.
-WITH_CHECKPOINT = ("heads",)
+WITH_CHECKPOINT = ("heads", "tree")
 
 
 @dataclass
@@ -39,6 +41,12 @@ class DrafterOptions:
     max_match: int | None = None
     min_probability: float | None = None
     remembered_tokens: int | None = None
+    num_columns: int | None = None
+    ngram_size: int | None = None
+    num_guesses: int | None = None
+    shape: str | None = None
+    num_nodes: int | None = None
+    top_k: int | None = None
 
 
 @dataclass(frozen=True)

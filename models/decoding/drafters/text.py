@@ -8,7 +8,7 @@ Shape suffixes: B rows, T positions, K drafted tokens, H hidden.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,27 @@ from models.decoding.sampling import SamplingParams
 from models.target import Target
 
 
-class Reader(Protocol):
+class Text(Protocol):
     """What is kept of one row's text."""
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the settled tokens that follow those it has."""
         ...
 
+
+class Reader(Text, Protocol):
+    """A text that knows what may follow."""
+
     def propose(self, count: int) -> list[int]:
         """At most `count` tokens that may follow; changes nothing."""
         ...
 
 
-class TextDrafter(ABC):
-    """A `Drafter` over one reader a row."""
+AnyText = TypeVar("AnyText", bound=Text)
+
+
+class TextRows(ABC, Generic[AnyText]):
+    """All of a `Drafter` over one text a row but `propose`."""
 
     def __init__(self, target: Target) -> None:
         self.vocab_size = target.vocab_size
@@ -41,20 +48,32 @@ class TextDrafter(ABC):
         self._device = target.device
 
     @abstractmethod
-    def make_reader(self) -> Reader:
+    def make_reader(self) -> AnyText:
         """Of an empty text."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> list[Reader]:
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[AnyText]:
         """See `Drafter.start`."""
         readers = [self.make_reader() for _ in prompts]
         for reader, prompt in zip(readers, prompts, strict=True):
             reader.read(prompt[:1])  # the first `absorb` has what follows it
         return readers
 
-    def absorb(self, state: list[Reader], hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+    def absorb(self, state: list[AnyText], hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
         """See `Drafter.absorb`. The target's hidden states are not used."""
         for reader, tokens, count in zip(state, next_tokens_BT.tolist(), counts, strict=True):
             reader.read(tokens[:count])
+
+    def select_rows(self, state: list[AnyText], rows: Sequence[int]) -> None:
+        """See `Drafter.select_rows`."""
+        state[:] = [state[row] for row in rows]
+
+    def extend(self, state: list[AnyText], other: list[AnyText]) -> None:
+        """See `Drafter.extend`."""
+        state += other
+
+
+class TextDrafter(TextRows[Reader]):
+    """A `Drafter` over one reader a row."""
 
     def propose(
         self,
@@ -71,11 +90,3 @@ class TextDrafter(ABC):
         padded = [row + [0] * (width - len(row)) for row in rows]
         tokens_BK = torch.tensor(padded, dtype=torch.long, device=self._device).reshape(len(rows), width)
         return Draft(tokens_BK, counts=counts)
-
-    def select_rows(self, state: list[Reader], rows: Sequence[int]) -> None:
-        """See `Drafter.select_rows`."""
-        state[:] = [state[row] for row in rows]
-
-    def extend(self, state: list[Reader], other: list[Reader]) -> None:
-        """See `Drafter.extend`."""
-        state += other
