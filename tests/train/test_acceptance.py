@@ -293,7 +293,7 @@ def test_accept_probabilities_by_definition() -> None:
 def test_accuracy_by_rank_by_definition(kind: str) -> None:
     """Sorted logits of one draft after another, the head given the answer's own tokens; rank 1 is the greedy table."""
     target = make_tiny_target()
-    head = train_quickly(target, kind, 3, None)
+    head = train_quickly(target, kind, 3, None, steps=60)
     prompts = random_prompts(NUM_PROMPTS, longest=12, seed=3)[:3]
     lengths = (18, 2, 14)
     answers = [decode_plainly(target, p, length, eos_token_ids=()) for p, length in zip(prompts, lengths, strict=True)]
