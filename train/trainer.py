@@ -156,7 +156,11 @@ class HeadTrainer(Trainer):
 
     def simulate(self, dataset: Dataset[Row]) -> Simulated:
         """Mean block length and acceptance on these examples."""
-        return simulate(self._answers(dataset, lambda *text: accept_probabilities(self.head, *text, self.sampling)))
+
+        def measure(hidden_TH: Tensor, ids_T: Tensor, first: int) -> Tensor:
+            return accept_probabilities(self.head, hidden_TH, ids_T, first, self.sampling)
+
+        return simulate(self._answers(dataset, measure))
 
     def accuracy_by_rank(self, dataset: Dataset[Row]) -> list[list[float]]:
         """How often each guess of each head is right on these examples; see `acceptance.accuracy_by_rank`."""
