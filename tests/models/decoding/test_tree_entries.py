@@ -93,14 +93,14 @@ def test_same_with_eager_attention() -> None:
 
 
 def test_a_deep_chain_leaves_the_window() -> None:
-    """A chain longer than the window, beside short branches that still see its beginning's settled text."""
+    """A path longer than the window, whose nodes' slots are further on than their depths say."""
     target = make_tiny_target(family="mistral", sliding_window=4)
-    parents = (-1, 0, 1, 2, 3, 4, -1, 0)
-    text, root, tokens = random_tokens(6, seed=1), 9, random_tokens(8, seed=2)
+    parents = (-1, -1, 1, 0, 2, 0, 4, 6, -1, 7)
+    text, root, tokens = random_tokens(6, seed=1), 9, random_tokens(len(parents), seed=2)
     cache = make_cache(target, 1)
     feed(target, cache, [text])
     hidden_BTH = feed_trees(target, cache, [root], [parents], [tokens])
-    for node in range(-1, 8):
+    for node in range(-1, len(parents)):
         path = [tokens[n] for n in path_to(parents, node)]
         check_row(target, [*text, root, *path], hidden_BTH[0, node + 1 : node + 2])
 
