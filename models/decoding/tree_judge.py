@@ -66,8 +66,7 @@ def judge_tree(
     is_ill_BT = ~logits_BTV.amax(dim=-1).isfinite()  # NaN, +inf, or nothing but -inf
     branches = _before_nan(branches, is_ill_BT)
     probs_BTV = None if uniforms_BU is None else transform_logits(logits_BTV, sampling)
-    tokens_BT = logits_BTV.argmax(dim=-1).masked_fill(is_ill_BT, -1)  # -1 equals no drafted token
-    found = _verify(rule, branches, tokens_BT, probs_BTV, uniforms_BU)
+    found = _verify(rule, branches, logits_BTV.argmax(dim=-1), probs_BTV, uniforms_BU)
     path_BT = F.pad(found.path_BD + 1, (1, 0))
 
     verdict = Verdict(found.num_accepted_B, found.next_token_B, found.is_bonus_B)
