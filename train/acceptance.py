@@ -6,12 +6,12 @@ the head's first guess is y, else 0. From these probabilities a block's length a
 exactly, by dynamic programming over where each block starts, so the figure is comparable to what the decoder counts
 on that text.
 
-Shape suffixes: K draft, L answer tokens, V vocabulary.
+Shape suffixes: K draft, L answer tokens, N places, R ranks, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,8 @@ from models.heads import DraftHead
 
 # Rows of full-vocabulary probabilities held at once.
 PROBS_ROWS = 256
+# Guesses of a head that are told apart by rank.
+NUM_RANKS = 10
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,50 @@ def accept_probabilities(
     hidden and ids [T] end with the answer, which starts at `first` > 0.
     """
     length = len(input_ids_T) - first
-    # Root i stands at position first + i, so its block reads the hidden state before it.
-    bases_1L = torch.arange(first - 1, first - 1 + length, device=input_ids_T.device)[None]
-    states_KLH = head(hidden_TH[None], input_ids_T[None], bases_1L)[:, 0]
+    states_KLH = _answer_states(head, hidden_TH, input_ids_T, first)
     out_KL = torch.zeros(head.num_draft_tokens, length)
     for k in range(1, min(head.num_draft_tokens, length - 1) + 1):
         labels = input_ids_T[first + k :]
         teacher = hidden_TH[first - 1 + k : first - 1 + length]
         out_KL[k - 1, : length - k] = _kept(head, states_KLH[k - 1, : length - k], k, labels, teacher, sampling)
     return out_KL
+
+
+def _answer_states(head: DraftHead, hidden_TH: Tensor, input_ids_T: Tensor, first: int) -> Tensor:
+    """States [K, L, H] of blocks whose roots are the answer's tokens, each reading the text's own tokens."""
+    # Root i stands at position first + i, so its block reads the hidden state before it.
+    bases_1L = torch.arange(first - 1, len(input_ids_T) - 1, device=input_ids_T.device)[None]
+    states_KLH: Tensor = head(hidden_TH[None], input_ids_T[None], bases_1L)[:, 0]
+    return states_KLH
+
+
+def rank_hits(head: DraftHead, hidden_TH: Tensor, input_ids_T: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """(hits [K, R], places [K]), int64: how often head k's r-th likeliest token was the answer's own.
+
+    Over all roots of the answer behind which it has a k-th token; the head reads the answer's own tokens up to there,
+    whether it would have guessed them or not. Arguments as for `accept_probabilities`.
+    """
+    length = len(input_ids_T) - first
+    states_KLH = _answer_states(head, hidden_TH, input_ids_T, first)
+    num_ranks = min(NUM_RANKS, head.vocab_size)
+    hits_KR = torch.zeros(head.num_draft_tokens, num_ranks, dtype=torch.long)
+    places_K = torch.tensor([max(0, length - k) for k in range(1, head.num_draft_tokens + 1)])
+    for k in range(1, min(head.num_draft_tokens, length - 1) + 1):
+        labels_N = input_ids_T[first + k :]
+        for states, labels in zip(
+            states_KLH[k - 1, : length - k].split(PROBS_ROWS), labels_N.split(PROBS_ROWS), strict=True
+        ):
+            logits = head.target.get.hide_padding(head.widen(head.logits(states, k)))
+            is_hit_NR = logits.topk(num_ranks, dim=-1).indices == labels[:, None]
+            hits_KR[k - 1] += is_hit_NR.sum(dim=0).cpu()
+    return hits_KR, places_K
+
+
+def accuracy_by_rank(counted: Iterable[tuple[Tensor, Tensor]]) -> list[list[float]]:
+    """[k][r]: share of places where head k + 1's r-th guess is right, over many answers' `rank_hits`; 0 of no place."""
+    hits, places = zip(*counted, strict=True)
+    shares_KR = torch.stack(hits).sum(dim=0) / torch.stack(places).sum(dim=0).clamp(min=1)[:, None]
+    return shares_KR.tolist()
 
 
 def _kept(

@@ -112,6 +112,7 @@ def train_heads(config: MTPConfig) -> float:
     acceptance = {
         "mean_block_length": simulated.mean_block_length,
         "acceptance_at": simulated.acceptance_at,
+        "accuracy_by_rank": trainer.accuracy_by_rank(heldout_rows),
         "on": "held-out answers, simulated",
     }
     save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)

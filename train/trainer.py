@@ -6,10 +6,11 @@ Only the head is the Trainer's model: the target is never in its optimizer, its 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
 from models.target import AUTO, Target, resolve_dtype
-from train.acceptance import Simulated, accept_probabilities, answer_spans, simulate
+from train.acceptance import Simulated, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
@@ -59,6 +60,9 @@ class TrainerOptions:
     start_tokens: int = 16384
     seed: int = 0
     save_total_limit: int = 2
+
+
+Measured = TypeVar("Measured")
 
 
 class NonFinite(ValueError):
@@ -161,20 +165,31 @@ class HeadTrainer(AnswerTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    @torch.no_grad()
     def simulate(self, dataset: Dataset[Row]) -> Simulated:
         """Mean block length and acceptance on these examples."""
+
+        def measure(hidden_TH: Tensor, ids_T: Tensor, first: int) -> Tensor:
+            return accept_probabilities(self.head, hidden_TH, ids_T, first, self.sampling)
+
+        return simulate(self._answers(dataset, measure))
+
+    def accuracy_by_rank(self, dataset: Dataset[Row]) -> list[list[float]]:
+        """How often each guess of each head is right on these examples; see `acceptance.accuracy_by_rank`."""
+        return accuracy_by_rank(self._answers(dataset, lambda *text: rank_hits(self.head, *text)))
+
+    @torch.no_grad()
+    def _answers(self, dataset: Dataset[Row], measure: Callable[[Tensor, Tensor, int], Measured]) -> list[Measured]:
+        """`measure` of every answer: hidden states [T, H] and ids [T] up to its end, and where it begins."""
         self.head.eval()
-        accept = []
+        measured = []
         for index in tqdm(range(len(dataset)), desc="held-out", unit="text", leave=False):  # type: ignore[arg-type]
             inputs = self._prepare_inputs(collate([dataset[index]]))
             with self.compute_loss_context_manager():
                 hidden_BTH, _ = self._teacher(inputs)
                 ids_T = inputs["input_ids"][0]
                 for first, end in answer_spans(inputs["loss_mask"][0]):
-                    text = hidden_BTH[0, :end], ids_T[:end], first
-                    accept.append(accept_probabilities(self.head, *text, self.sampling))
-        return simulate(accept)
+                    measured.append(measure(hidden_BTH[0, :end], ids_T[:end], first))
+        return measured
 
 
 class GuardGradients(TrainerCallback):

@@ -176,11 +176,22 @@ class RaggedCache(Cache):
         visible_BTC = slots_C <= positions_BT1
         if window is not None:
             visible_BTC &= slots_C > positions_BT1 - window
-        visible_B1TC = visible_BTC[:, None]
+        return self.as_mask(visible_BTC[:, None])
+
+    def as_mask(self, visible_B1TC: Tensor) -> Tensor:
+        """What the model's attention takes for it: bool as it is, or additive where attention is eager."""
         if not self.eager:
             return visible_B1TC
         hidden = torch.finfo(self.dtype).min
         return torch.zeros(visible_B1TC.shape, dtype=self.dtype, device=self.device).masked_fill(~visible_B1TC, hidden)
+
+    def move(self, sources_BT: Tensor, slots_BT: Tensor) -> None:
+        """Copy the entries of each row at `sources_BT` to its `slots_BT`; slots of one row differ."""
+        rows_B1 = torch.arange(self.batch_size, device=self.device)[:, None]
+        for layer in self.layers:
+            if layer.keys is not None:
+                layer.keys[rows_B1, :, slots_BT] = layer.keys[rows_B1, :, sources_BT]
+                layer.values[rows_B1, :, slots_BT] = layer.values[rows_B1, :, sources_BT]
 
     # Rows come and go.
 

@@ -24,11 +24,13 @@ from torch import Tensor
 from models.decoding.attention import packed_attention
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
-from models.decoding.drafters.base import Draft, Drafter
+from models.decoding.drafters.base import BranchDrafter, Draft, Drafter
 from models.decoding.judge import Judge
 from models.decoding.length import FixedLength, Length
 from models.decoding.processors import BlockProcessor, Processors
 from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
+from models.decoding.tree_block import TreeBlock
+from models.decoding.tree_judge import check_tree_rule
 from models.decoding.verification.base import Block, Rule, Verdict
 from models.decoding.verification.token import TokenVerification
 from models.target import Target
@@ -111,6 +113,9 @@ class Decoder:
         self.num_draft_tokens = num_draft_tokens
         self.judge = Judge(verifier or TokenVerification(), distance_budget)
         self.length = length or FixedLength(num_draft_tokens)
+        self.num_nodes = drafter.num_nodes if isinstance(drafter, BranchDrafter) else 0  # of a drafted tree
+        if self.num_nodes:
+            check_tree_rule(self.judge.rule)
         self.context_length: int | None = getattr(target.config, "max_position_embeddings", None)
         self.timings = Timings()
         RaggedCache(target.config, batch_size=0)  # refuses a target that cannot roll back, before any work
@@ -130,9 +135,12 @@ class Decoder:
         A row that ends makes room for a waiting prompt. A sequence that fills the target's context ends with reason
         "length". `on_tokens` hears of each row's new tokens block by block; they add up to the result's tokens.
         `on_block` hears of each sampled block whole: its tensors live no longer than the call, unless copied. Raises
-        ValueError for an empty prompt, one that leaves no room in the context, or a token id out of range.
+        ValueError for an empty prompt, one that leaves no room in the context, a token id out of range, or `on_block`
+        with a drafter of trees.
         """
         params = params or GenerationParams()
+        if on_block is not None and self.num_nodes:
+            raise ValueError("on_block is for drafts that are chains: leave it out, or use a drafter of chains.")
         if params.sampling.is_greedy and not self.judge.rule.is_lossless:
             warnings.warn(
                 f"temperature=0 leaves the target one token at each place, so {type(self.judge.rule).__name__} relaxes "
@@ -232,36 +240,45 @@ class Decoder:
         started = clock = time.perf_counter()
         # A block emits one token more than it keeps of the draft: no row drafts what it could not emit.
         num_drafted = [min(self.num_draft_tokens, row.remaining - 1) for row in rows]
-        width = self.length.choose(len(rows), max(num_drafted))
+        # Of a tree all is drafted whatever may still be emitted: its shape must not depend on a row's neighbours.
+        longest = self.num_draft_tokens if self.num_nodes else max(num_drafted)
+        width = self.length.choose(len(rows), longest) if max(num_drafted) > 0 else 0
         num_drafted = [min(width, count) for count in num_drafted]
+        num_places = self.num_nodes or self.num_draft_tokens
         uniforms_BU = None
         if not params.sampling.is_greedy:
             # Always the same number per block, so that a row's stream does not depend on its neighbours.
-            uniforms_BU = torch.stack([row.uniforms(2 * self.num_draft_tokens + 1) for row in rows]).to(device)
+            uniforms_BU = torch.stack([row.uniforms(2 * num_places + 1) for row in rows]).to(device)
         processor = self._block_processor(rows, params)
         input_BT = torch.tensor([row.tokens[-1:] for row in rows], device=device)
         draft = Draft(input_BT[:, :0])
         if width > 0:
             assert self.drafter is not None
-            draft_uniforms_BK = None if uniforms_BU is None else uniforms_BU[:, :width]
+            draft_uniforms_BK = None if uniforms_BU is None else uniforms_BU[:, : self.num_nodes or width]
             draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK, processor)
             if draft.counts is not None:
                 num_drafted = [min(pair) for pair in zip(num_drafted, draft.counts, strict=True)]
             input_BT = torch.cat([input_BT, draft.tokens_BK], dim=1)
         clock = self._book("draft_s", clock)
 
-        hidden_BTH = self._target_pass(input_BT, batch.cache)
-        raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH))
-        self.timings.target_passes += 1
-        clock = self._book("target_s", clock)
+        verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, num_places:]
+        if draft.branches is not None:
+            block = TreeBlock(self.target, batch.cache, self.judge.rule, self.context_length, self.timings)
+            kept_path = block.decode(rows, draft.branches, num_drafted, verify_uniforms_BU, params.sampling, processor)
+            judged, hidden_BTH, input_BT = kept_path.judged, kept_path.hidden_BTH, kept_path.tokens_BT
+            clock = time.perf_counter()
+        else:
+            hidden_BTH = self._target_pass(input_BT, batch.cache)
+            raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH))
+            self.timings.target_passes += 1
+            clock = self._book("target_s", clock)
 
-        logits_BTV = raw_BTV
-        if processor is not None:
-            logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, num_drafted))
-        verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, self.num_draft_tokens :]
-        judged = self.judge.judge(
-            rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, hidden_BTH
-        )
+            logits_BTV = raw_BTV
+            if processor is not None:
+                logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, num_drafted))
+            judged = self.judge.judge(
+                rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, hidden_BTH
+            )
         verdict = judged.verdict
         num_emitted = [row.emit_block(emission) for row, emission in zip(rows, judged.emissions, strict=True)]
         if processor is not None:

@@ -80,9 +80,9 @@ class Judge:
                 draft.hidden_BKH,
             )
             verdict, num_drafted_B = self.rule.verify(block), block.num_drafted_B
-        emissions = _emissions(verdict, draft.tokens_BK, num_drafted_B, is_ill_BT)
+        emissions = make_emissions(verdict, draft.tokens_BK, num_drafted_B, is_ill_BT)
         if any(row.wants_logprobs for row in rows):
-            emissions = _with_logprobs(emissions, verdict, raw_BTV, probs_BTV, self.rule.knows_law)
+            emissions = with_logprobs(emissions, verdict, raw_BTV, probs_BTV, self.rule.knows_law)
         return Judgement(verdict, emissions, block)
 
     def _budget(self, rows: Sequence[Row], device: torch.device) -> Tensor | None:
@@ -100,7 +100,9 @@ def _before_nan(draft: Draft, num_drafted_B: Tensor) -> Tensor:
     return torch.minimum(num_drafted_B, is_good_BK.long().cumprod(dim=1).sum(dim=1))
 
 
-def _emissions(verdict: Verdict, draft_tokens_BK: Tensor, num_drafted_B: Tensor, is_ill_BT: Tensor) -> list[Emission]:
+def make_emissions(
+    verdict: Verdict, draft_tokens_BK: Tensor, num_drafted_B: Tensor, is_ill_BT: Tensor
+) -> list[Emission]:
     """One a row, brought to the CPU."""
     is_ill_B = is_ill_BT.gather(1, verdict.num_accepted_B[:, None])[:, 0]
     columns = [verdict.num_accepted_B, verdict.next_token_B, num_drafted_B, verdict.is_bonus_B.long(), is_ill_B.long()]
@@ -130,7 +132,7 @@ def _emissions(verdict: Verdict, draft_tokens_BK: Tensor, num_drafted_B: Tensor,
     return emissions
 
 
-def _with_logprobs(
+def with_logprobs(
     emissions: list[Emission], verdict: Verdict, raw_BTV: Tensor, probs_BTV: Tensor | None, knows_law: bool
 ) -> list[Emission]:
     """The same with log-probabilities. probs_BTV None: greedy, where p and nu give all mass to the emitted token."""

@@ -289,6 +289,7 @@ class BlockProcessor:
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._generated = [tuple(tokens) for tokens in generated]
         self._failures: dict[int, tuple[int, Exception]] = {}  # row: (place, error)
+        self._tree_failures: dict[tuple[int, int], Exception] = {}  # (row, place of its tree): error
 
     def draft(self, logits_BV: Tensor, drafted: Sequence[Tensor]) -> Tensor:
         """A drafter's logits [B, V] at place len(drafted), processed. drafted: tokens [B] at the places before it.
@@ -321,6 +322,28 @@ class BlockProcessor:
             self._process_row(b, scores_BTV[b], tokens[:count])
         return scores_BTV
 
+    def target_tree(
+        self, logits_BTV: Tensor, tokens_BN: Tensor, drafted_BN: Tensor, parents: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        """The same for a drafted tree a row (`drafters.base.Branches`): place n + 1 sees the path down to node n.
+
+        `follow` must then be told the path that was kept, before `raise_if_reached` is asked.
+        """
+        if self._processors.is_empty:
+            return logits_BTV
+        scores_BTV = _widen(logits_BTV).clone()
+        rows = zip(tokens_BN.tolist(), drafted_BN.tolist(), parents, strict=True)
+        for b, (tokens, drafted, above) in enumerate(rows):
+            self._process_tree(b, scores_BTV[b], tokens, drafted, above)
+        return scores_BTV
+
+    def follow(self, paths: Sequence[Sequence[int]]) -> None:
+        """The places of its tree that each row has kept, the root (0) first: from here on they count as a chain."""
+        for b, path in enumerate(paths):
+            failed = [depth for depth, place in enumerate(path) if (b, place) in self._tree_failures]
+            if failed:
+                self._failures[b] = (failed[0], self._tree_failures[b, path[failed[0]]])
+
     def raise_if_reached(self, num_emitted: Sequence[int]) -> None:
         """Raise what failed at a place that gave its row a token; num_emitted[b]: tokens that the block gave row b."""
         for b, (place, error) in self._failures.items():
@@ -339,6 +362,23 @@ class BlockProcessor:
                 return
             if place < len(tokens) and scores_TV[place, tokens[place]] == -torch.inf:
                 return
+
+    def _process_tree(
+        self, b: int, scores_TV: Tensor, tokens: Sequence[int], drafted: Sequence[bool], parents: tuple[int, ...]
+    ) -> None:
+        """In place."""
+        scores_TV[0] = self._apply(b, scores_TV[0], ())
+        paths: dict[int, tuple[int, ...]] = {-1: ()}  # of the nodes that plain decoding may come to
+        for node, (token, is_drafted, parent) in enumerate(zip(tokens, drafted, parents, strict=True)):
+            if not is_drafted or parent not in paths or scores_TV[parent + 1, token] == -torch.inf:
+                continue
+            path = (*paths[parent], token)
+            try:
+                scores_TV[node + 1] = self._apply(b, scores_TV[node + 1], path)
+            except Exception as error:
+                self._tree_failures[b, node + 1] = error
+                continue
+            paths[node] = path
 
     def _apply(self, b: int, logits_V: Tensor, drafted: Sequence[int]) -> Tensor:
         return self._processors.apply(logits_V, self._prompts[b], (*self._generated[b], *drafted))

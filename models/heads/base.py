@@ -5,7 +5,7 @@ predicts token t + 1 + k (k = 1..K). Its output is a *state* of the target's wid
 logits. Frozen parts (embeddings, output head) are the target's own, held by reference: they are never saved and never
 trained.
 
-Shape suffixes: B batch, T time, K draft, V vocabulary, D draft vocabulary, H hidden.
+Shape suffixes: B batch, T time, K draft, M nodes of one level of a tree, V vocabulary, D draft vocabulary, H hidden.
 """
 
 from __future__ import annotations
@@ -140,6 +140,14 @@ class DraftHead(nn.Module, ABC):
         """Head state [B, H] of draft step `state.step`; tokens_B is None at step 1, then what was drafted before."""
 
     @abstractmethod
+    def level_states(self, state: Any, tokens_BM: Tensor | None, parents_BM: Tensor | None) -> Tensor:
+        """Head states [B, M, H] of the next level of a draft tree, which is step `state.step` at all of its nodes.
+
+        Both None: the root alone, M = 1. Otherwise the tokens of M nodes, and below which node of the last level each
+        of them stands. With M = 1 throughout it is what `draft_state` gives.
+        """
+
+    @abstractmethod
     def select_rows(self, state: Any, rows: Sequence[int]) -> None:
         """Keep these rows of the drafting state, in this order. Call between blocks."""
 
@@ -166,13 +174,22 @@ class DraftHead(nn.Module, ABC):
 
         tokens_B: None starts a block, else what the last step drafted. ValueError past what the head was trained for.
         """
-        state.step = 1 if tokens_B is None else state.step + 1
+        self._begin_step(state, is_first=tokens_B is None)
+        return self.draft_state(state, tokens_B)
+
+    @torch.no_grad()
+    def level_logits(self, state: HeadState, tokens_BM: Tensor | None, parents_BM: Tensor | None) -> Tensor:
+        """Logits [B, M, V] of the next level of a draft tree; see `level_states` and `draft_step`."""
+        self._begin_step(state, is_first=tokens_BM is None)
+        return self.widen(self.logits(self.level_states(state, tokens_BM, parents_BM), state.step))
+
+    def _begin_step(self, state: HeadState, is_first: bool) -> None:
+        state.step = 1 if is_first else state.step + 1
         if state.step > self.num_draft_tokens and not self.recursive:
             raise ValueError(
                 f"{self.kind} heads were trained for {self.num_draft_tokens} draft tokens and cannot give "
                 f"{state.step}; choose fewer draft tokens, or heads=mtp, which may draft more than it was trained for"
             )
-        return self.draft_state(state, tokens_B)
 
     def widen(self, logits: Tensor) -> Tensor:
         """Logits over the draft vocabulary [..., D] -> over the whole [..., V]."""
@@ -207,6 +224,11 @@ def tokens_after(input_ids_BT: Tensor, bases_BS: Tensor, steps: int) -> Tensor:
 def at_bases(hidden_BTH: Tensor, bases_BS: Tensor) -> Tensor:
     """Entries [B, S, H] at the bases."""
     return hidden_BTH.gather(1, bases_BS[..., None].expand(-1, -1, hidden_BTH.shape[-1]))
+
+
+def below(values_BMX: Tensor, parents_BM: Tensor) -> Tensor:
+    """Each node's entry of its parent: [B, last M, X] -> [B, M, X]."""
+    return values_BMX.gather(1, parents_BM[..., None].expand(-1, -1, values_BMX.shape[-1]))
 
 
 def last_kept(hidden_BTH: Tensor, counts: Sequence[int]) -> Tensor:

@@ -10,16 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept, tokens_after
+from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, below, last_kept, tokens_after
 from models.target import Target
 
 
 @dataclass
 class HydraState(HeadState):
-    """Hidden state [B, H] of the block, and the tokens it continues: the root, then what was drafted [B, 1..K]."""
+    """Hidden state [B, H] of the block, and the tokens it continues: the root, then what was drafted [B, 1..K].
+
+    paths_BMK: the same for each node of a draft tree's last level.
+    """
 
     hidden_BH: Tensor
     tokens_BK: Tensor
+    paths_BMK: Tensor | None = None
 
 
 class HydraMLP(nn.Module):
@@ -77,6 +81,15 @@ class HydraHeads(DraftHead):
         state.tokens_BK = kept_BK if tokens_B is None else torch.cat([kept_BK, tokens_B[:, None]], dim=1)
         embeddings = [self._embed(column_B) for column_B in state.tokens_BK.unbind(dim=1)]
         return self.heads[state.step - 1](state.hidden_BH, embeddings)
+
+    def level_states(self, state: HydraState, tokens_BM: Tensor | None, parents_BM: Tensor | None) -> Tensor:
+        if tokens_BM is None or parents_BM is None:
+            state.paths_BMK = state.tokens_BK[:, None, :1]
+        else:
+            assert state.paths_BMK is not None
+            state.paths_BMK = torch.cat([below(state.paths_BMK, parents_BM), tokens_BM[..., None]], dim=2)
+        hidden_BMH = state.hidden_BH[:, None].expand(-1, state.paths_BMK.shape[1], -1)
+        return self.heads[state.step - 1](hidden_BMH, [self._embed(ids_BM) for ids_BM in state.paths_BMK.unbind(dim=2)])
 
     def select_rows(self, state: HydraState, rows: Sequence[int]) -> None:
         state.hidden_BH = state.hidden_BH[list(rows)]

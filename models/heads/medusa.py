@@ -60,6 +60,10 @@ class MedusaHeads(DraftHead):
     def draft_state(self, state: MedusaState, tokens_B: Tensor | None) -> Tensor:
         return self.heads[state.step - 1](state.hidden_BH)
 
+    def level_states(self, state: MedusaState, tokens_BM: Tensor | None, parents_BM: Tensor | None) -> Tensor:
+        state_B1H = self.heads[state.step - 1](state.hidden_BH)[:, None]
+        return state_B1H if tokens_BM is None else state_B1H.expand(-1, tokens_BM.shape[1], -1)
+
     def select_rows(self, state: MedusaState, rows: Sequence[int]) -> None:
         state.hidden_BH = state.hidden_BH[list(rows)]
 

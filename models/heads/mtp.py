@@ -23,7 +23,8 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from models.decoding.cache import RaggedCache
-from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept, tokens_after
+from models.decoding.tree_entries import tree_masks, tree_positions
+from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, below, last_kept, tokens_after
 from models.target import Target
 
 # Size of the embedding's part in the first layer's input, relative to the state's.
@@ -37,12 +38,25 @@ RIDGE = 1e-3
 
 @dataclass
 class MTPState(HeadState):
-    """A cache with one entry a verified position and one a drafted token; states [B, H] after the root and now."""
+    """A cache with one entry a verified position and one a drafted token; states [B, H] after the root and now.
+
+    level: the last level of a draft tree, where a tree is drafted.
+    """
 
     cache: RaggedCache
     root_state_BH: Tensor
     state_BH: Tensor
     num_drafted_entries: int = 0
+    level: TreeLevel | None = None
+
+
+@dataclass
+class TreeLevel:
+    """Of each node, its state, which of the tree's entries it sees, and of all entries the depths below the first."""
+
+    states_BMH: Tensor
+    sees_BMT: Tensor
+    depths_BT: Tensor
 
 
 class RMSNorm(nn.Module):
@@ -208,6 +222,29 @@ class MTPHead(DraftHead):
             state.cache.advance([1] * state.cache.batch_size)
             state.num_drafted_entries += 1
         return state.state_BH
+
+    @torch.no_grad()
+    def level_states(self, state: MTPState, tokens_BM: Tensor | None, parents_BM: Tensor | None) -> Tensor:
+        if tokens_BM is None or parents_BM is None:
+            self._forget_draft(state)
+            nothing_B0 = torch.zeros(len(state.root_state_BH), 0, dtype=torch.long, device=self.scale.device)
+            state.level = TreeLevel(state.root_state_BH[:, None], nothing_B0[:, None].bool(), nothing_B0)
+            return state.level.states_BMH
+        assert state.level is not None
+        last, (num_rows, num_nodes) = state.level, tokens_BM.shape
+        # Each node has an entry of its own, and sees it and those on the way to it.
+        own_BMM = torch.eye(num_nodes, dtype=torch.bool, device=tokens_BM.device).expand(num_rows, -1, -1)
+        sees_BMT = torch.cat([below(last.sees_BMT, parents_BM), own_BMM], dim=2)
+        depth_BM = torch.full_like(tokens_BM, state.step - 2)
+        depths_BT = torch.cat([last.depths_BT, depth_BM], dim=1)
+        positions_BM = tree_positions(state.cache, depth_BM, state.num_drafted_entries)
+        mask = tree_masks(state.cache, sees_BMT, depths_BT)
+        states_BMH = below(last.states_BMH, parents_BM)
+        states_BMH = self._run(states_BMH, tokens_BM, positions_BM, mask, state.cache)  # type: ignore[arg-type]
+        state.cache.advance([num_nodes] * num_rows)
+        state.num_drafted_entries += num_nodes
+        state.level = TreeLevel(states_BMH, sees_BMT, depths_BT)
+        return states_BMH
 
     def select_rows(self, state: MTPState, rows: Sequence[int]) -> None:
         self._forget_draft(state)

@@ -21,7 +21,7 @@ from models.target import Target
 from models.tiny import FAMILIES, make_tiny_target
 from tests.models.decoding.scripted import random_prompts
 from train import acceptance as acceptance_module
-from train.acceptance import accept_probabilities, answer_spans, simulate
+from train.acceptance import NUM_RANKS, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
 
 
 @dataclass
@@ -287,6 +287,37 @@ def test_accept_probabilities_by_definition() -> None:
             assert got[k - 1, i].item() == pytest.approx(
                 min(1.0, (q / p_TV[first + i + k - 1, label]).item()), rel=1e-3
             )
+
+
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_accuracy_by_rank_by_definition(kind: str) -> None:
+    """Sorted logits of one draft after another, the head given the answer's own tokens; rank 1 is the greedy table."""
+    target = make_tiny_target()
+    head = train_quickly(target, kind, 3, None, steps=60)
+    prompts = random_prompts(NUM_PROMPTS, longest=12, seed=3)[:3]
+    lengths = (18, 2, 14)
+    answers = [decode_plainly(target, p, length, eos_token_ids=()) for p, length in zip(prompts, lengths, strict=True)]
+    hits, places, counted = torch.zeros(3, NUM_RANKS), torch.zeros(3), []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = [*prompt, *answer]
+        hidden_1TH = target.hidden(torch.tensor([text]))
+        with torch.no_grad():
+            counted.append(rank_hits(head, hidden_1TH[0], torch.tensor(text), len(prompt)))
+        for root in range(len(answer) - 1):
+            end = len(prompt) + root + 1  # tokens up to the root
+            state = head.start(1)
+            head.absorb(state, hidden_1TH[:, : end - 1], torch.tensor([text[1:end]]), [end - 1])
+            for k in range(min(3, len(text) - end)):
+                token = None if k == 0 else torch.tensor([text[end + k - 1]])
+                order = head.draft_logits(state, token)[0].argsort(descending=True)[:NUM_RANKS].tolist()
+                places[k] += 1
+                if text[end + k] in order:
+                    hits[k, order.index(text[end + k])] += 1
+    got = torch.tensor(accuracy_by_rank(counted))
+    assert torch.allclose(got, hits / places[:, None])
+    assert got.count_nonzero() >= 3
+    greedy = torch.cat(simulate_on(target, head, prompts, answers, SamplingParams()), dim=1)
+    assert torch.allclose(got[:, 0], greedy.sum(dim=1) / places)
 
 
 @pytest.mark.parametrize("plant", ["bases", "bonus"])

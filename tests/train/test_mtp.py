@@ -21,6 +21,7 @@ from train import answers as answers_module
 from train import hidden_cache as hidden_cache_module
 from train import mtp as mtp_module
 from train import trainer as trainer_module
+from train.acceptance import NUM_RANKS
 from train.answers import AnswerOptions
 from train.config import INTERRUPTED
 from train.data import DataOptions
@@ -129,6 +130,9 @@ def test_everything_is_made(uninterrupted: MTPConfig) -> None:
     assert written["acceptance"]["mean_block_length"] == pytest.approx(max(evaluations.values()), abs=1e-6)
     assert 1.0 <= written["acceptance"]["mean_block_length"] <= 4.0
     assert len(written["acceptance"]["acceptance_at"]) == 3
+    shares = written["acceptance"]["accuracy_by_rank"]
+    assert [len(row) for row in shares] == [NUM_RANKS] * 3
+    assert all(0.0 <= share <= sum(row) <= 1.0 for row in shares for share in row)
     steps = [line for line in log if "loss" in line]
     assert [line["step"] for line in steps] == list(range(1, MAX_STEPS + 1))
     assert all({f"loss_head{k}", f"top1_head{k}"} <= set(line) for line in steps for k in (1, 2, 3))

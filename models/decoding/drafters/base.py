@@ -3,17 +3,48 @@
 A drafter is stateless between batches: what it remembers of the rows lives in a state of its own, which the decoder
 keeps beside its batch and hands back. Rows join (`extend`) and leave (`select_rows`) while others go on.
 
-Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden.
+Shape suffixes: B rows, T positions, K drafted tokens, N nodes of a tree, I inner places, S side nodes, W watched ones,
+V vocabulary, H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class SideNodes:
+    """Nodes that take part in the target's pass and are never kept; they stand behind those of the tree.
+
+    parents: of each, among the side nodes, in all rows alike; -1 is the root. watch: is given the target's likeliest
+    token [B, W] after each of the last num_watched.
+    """
+
+    parents: tuple[int, ...]
+    tokens_BS: Tensor
+    num_watched: int
+    watch: Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class Branches:
+    """A drafted tree a row; see `verification.tree.DraftTree`, where nodes, places and their order are explained.
+
+    parents: of every row, N nodes each; with probs_BIV the same in all rows. A row's shape may depend on its settled
+    text and on the drafter's distributions, not on drawn tokens. drafted_BN: nodes that count, the others are padding.
+    """
+
+    parents: Sequence[tuple[int, ...]]
+    tokens_BN: Tensor
+    drafted_BN: Tensor
+    probs_BIV: Tensor | None = None
+    distinct: bool = False
+    side: SideNodes | None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +59,8 @@ class Draft:
     counts: Sequence[int] | None = None
     # The drafter's hidden state that each token was drawn from, for a drafter that has one: a learned rule reads it.
     hidden_BKH: Tensor | None = None
+    # A tree in the place of the chain above, which then is empty.
+    branches: Branches | None = None
 
 
 class Drafter(Protocol):
@@ -73,3 +106,15 @@ class Drafter(Protocol):
     def extend(self, state: Any, other: Any) -> None:
         """Append the rows of another state."""
         ...
+
+
+@runtime_checkable
+class BranchDrafter(Drafter, Protocol):
+    """A drafter of trees: its `propose` gives `Draft.branches`.
+
+    num_draft_tokens is then the depth of the tree, always the decoder's K: the shape of a row's tree must not depend on
+    how much other rows may still emit, and nodes that are too deep for a row are left out afterwards. Node n is drawn
+    by uniform n of num_nodes.
+    """
+
+    num_nodes: int  # most nodes of a tree

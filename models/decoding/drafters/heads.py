@@ -31,15 +31,14 @@ class HeadsState:
     num_rows: int
 
 
-class HeadsDrafter:
-    """A `DraftHead` as a drafter: its logits go through the target's sampling transforms, place by place."""
+class HeadRows:
+    """All of a `Drafter` over a `DraftHead` but `propose`, which begins with `read`."""
 
     def __init__(self, head: DraftHead) -> None:
         self.head = head
         self.network: nn.Module | None = head
         self.vocab_size = head.vocab_size
         self.max_draft_tokens: int | None = None if head.recursive else head.num_draft_tokens
-        self.stop: DraftStop | None = None
 
     def start(self, prompts: Sequence[Sequence[int]]) -> HeadsState:
         """See `Drafter.start`."""
@@ -48,6 +47,35 @@ class HeadsDrafter:
     def absorb(self, state: HeadsState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
         """See `Drafter.absorb`."""
         state.unread.append(Pairs(hidden_BTH, next_tokens_BT, counts))
+
+    def select_rows(self, state: HeadsState, rows: Sequence[int]) -> None:
+        """See `Drafter.select_rows`."""
+        self.read(state)
+        self.head.select_rows(state.head, rows)
+        state.num_rows = len(rows)
+
+    def extend(self, state: HeadsState, other: HeadsState) -> None:
+        """See `Drafter.extend`."""
+        self.read(state)
+        self.read(other)
+        self.head.extend(state.head, other.head)
+        state.num_rows += other.num_rows
+
+    @torch.no_grad()
+    def read(self, state: HeadsState) -> None:
+        """Let the head take in what was settled since it last did."""
+        if state.unread:
+            pairs = join_pairs(state.unread)
+            self.head.absorb(state.head, pairs.hidden_BTH, pairs.next_tokens_BT, pairs.counts)
+            state.unread = []
+
+
+class HeadsDrafter(HeadRows):
+    """A `DraftHead` as a drafter: its logits go through the target's sampling transforms, place by place."""
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__(head)
+        self.stop: DraftStop | None = None
 
     @torch.no_grad()
     def propose(
@@ -60,7 +88,7 @@ class HeadsDrafter:
         prefix: Prefix | None = None,
     ) -> Draft:
         """See `Drafter.propose`. prefix: tokens to draft behind, which the head reads as if it had drafted them."""
-        self._read(state)
+        self.read(state)
         drawing = Drawing(self.head.target.get.device, params, uniforms_BK, processor, self.stop, prefix)
         for place in range(num_draft_tokens):
             previous_B = drawing.tokens[place - 1] if place else None
@@ -71,26 +99,6 @@ class HeadsDrafter:
             if not drawing.draw(self.head.target.get.hide_padding(logits_BV), hidden_BH):
                 break
         return drawing.finish([num_draft_tokens] * state.num_rows)
-
-    def select_rows(self, state: HeadsState, rows: Sequence[int]) -> None:
-        """See `Drafter.select_rows`."""
-        self._read(state)
-        self.head.select_rows(state.head, rows)
-        state.num_rows = len(rows)
-
-    def extend(self, state: HeadsState, other: HeadsState) -> None:
-        """See `Drafter.extend`."""
-        self._read(state)
-        self._read(other)
-        self.head.extend(state.head, other.head)
-        state.num_rows += other.num_rows
-
-    @torch.no_grad()
-    def _read(self, state: HeadsState) -> None:
-        if state.unread:
-            pairs = join_pairs(state.unread)
-            self.head.absorb(state.head, pairs.hidden_BTH, pairs.next_tokens_BT, pairs.counts)
-            state.unread = []
 
 
 def build(options: DrafterOptions, context: DrafterContext) -> tuple[HeadsDrafter, dict[str, Any]]:

@@ -22,14 +22,16 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "heads": ("models.decoding.drafters.heads", ()),
     "model": ("models.decoding.drafters.model", ()),
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
+    "lookahead": ("models.decoding.drafters.lookahead", ("num_columns", "ngram_size", "num_guesses")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
     "hybrid": (
         "models.decoding.drafters.hybrid",
         ("first", "second", "min_match", "max_match", "min_probability", "remembered_tokens"),
     ),
+    "tree": ("models.decoding.drafters.tree", ("shape", "num_nodes", "top_k")),
 }
 # Those that draft with trained heads; a hybrid does where its second source are heads.
-WITH_CHECKPOINT = ("heads",)
+WITH_CHECKPOINT = ("heads", "tree")
 # What a hybrid is made of.
 FIRST_SOURCES, SECOND_SOURCES = ("ngram", "suffix", "model"), ("heads", "model")
 
@@ -48,6 +50,12 @@ class DrafterOptions:
     remembered_tokens: int | None = None
     first: str | None = None
     second: str | None = None
+    num_columns: int | None = None
+    ngram_size: int | None = None
+    num_guesses: int | None = None
+    shape: str | None = None
+    num_nodes: int | None = None
+    top_k: int | None = None
 
 
 @dataclass(frozen=True)

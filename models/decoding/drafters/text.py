@@ -8,7 +8,7 @@ Shape suffixes: B rows, T positions, K drafted tokens, H hidden.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +19,30 @@ from models.decoding.sampling import SamplingParams
 from models.target import Target
 
 
-class Reader(Protocol):
-    """What is kept of one row's text. match_length: tokens of the ending that `propose` goes on from, 0 for none."""
-
-    @property
-    def match_length(self) -> int: ...
+class Text(Protocol):
+    """What is kept of one row's text."""
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the settled tokens that follow those it has."""
         ...
+
+
+class Reader(Text, Protocol):
+    """A text that knows what may follow. match_length: tokens of the ending that `propose` goes on from, 0 for none."""
+
+    @property
+    def match_length(self) -> int: ...
 
     def propose(self, count: int) -> list[int]:
         """At most `count` tokens that may follow; changes nothing."""
         ...
 
 
-class TextDrafter(ABC):
-    """A `Drafter` over one reader a row."""
+AnyText = TypeVar("AnyText", bound=Text)
+
+
+class TextRows(ABC, Generic[AnyText]):
+    """All of a `Drafter` over one text a row but `propose`."""
 
     def __init__(self, target: Target) -> None:
         self.vocab_size = target.vocab_size
@@ -44,20 +51,32 @@ class TextDrafter(ABC):
         self._device = target.device
 
     @abstractmethod
-    def make_reader(self) -> Reader:
+    def make_reader(self) -> AnyText:
         """Of an empty text."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> list[Reader]:
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[AnyText]:
         """See `Drafter.start`."""
         readers = [self.make_reader() for _ in prompts]
         for reader, prompt in zip(readers, prompts, strict=True):
             reader.read(prompt[:1])  # the first `absorb` has what follows it
         return readers
 
-    def absorb(self, state: list[Reader], hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
+    def absorb(self, state: list[AnyText], hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
         """See `Drafter.absorb`. The target's hidden states are not used."""
         for reader, tokens, count in zip(state, next_tokens_BT.tolist(), counts, strict=True):
             reader.read(tokens[:count])
+
+    def select_rows(self, state: list[AnyText], rows: Sequence[int]) -> None:
+        """See `Drafter.select_rows`."""
+        state[:] = [state[row] for row in rows]
+
+    def extend(self, state: list[AnyText], other: list[AnyText]) -> None:
+        """See `Drafter.extend`."""
+        state += other
+
+
+class TextDrafter(TextRows[Reader]):
+    """A `Drafter` over one reader a row."""
 
     def propose(
         self,
@@ -78,11 +97,3 @@ class TextDrafter(ABC):
     def match_lengths(self, state: list[Reader]) -> list[int]:
         """How long the ending is that each row's draft goes on from: the longer, the more of the draft is kept."""
         return [reader.match_length for reader in state]
-
-    def select_rows(self, state: list[Reader], rows: Sequence[int]) -> None:
-        """See `Drafter.select_rows`."""
-        state[:] = [state[row] for row in rows]
-
-    def extend(self, state: list[Reader], other: list[Reader]) -> None:
-        """See `Drafter.extend`."""
-        state += other

@@ -65,7 +65,8 @@ def _judge(tree: DraftTree, place: int, weight_B: Tensor, kept: _Kept) -> None:
         _judge(tree, node + 1, torch.where(drafted_B, remainder.accept_probs(tokens_B), 0.0), kept)
         left_B = remainder.reject(tokens_B, drafted_B)
         # S = 0 and a = 1: something of this child is always kept, and any weight does.
-        weight_B = torch.where(remainder.total_B > 0, left_B / remainder.total_B, 1.0)
+        left_share_B = torch.where(remainder.total_B > 0, left_B / remainder.total_B, 1.0)
+        weight_B = torch.where(drafted_B, left_share_B, weight_B)
     is_kept_B = kept.place_B < 0
     if place > 0:
         is_kept_B &= tree.uniforms_BN[:, place - 1] < weight_B

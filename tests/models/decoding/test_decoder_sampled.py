@@ -29,17 +29,17 @@ def target() -> Target:
 
 
 @torch.no_grad()
-def exact_law(target: Target, prompt: list[int], sampling: SamplingParams) -> np.ndarray:
-    """The target's joint law of NUM_TOKENS tokens, by running it on every text."""
-    texts = list(itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS))
+def exact_law(target: Target, prompt: list[int], sampling: SamplingParams, num_tokens: int = NUM_TOKENS) -> np.ndarray:
+    """The target's joint law of num_tokens tokens, by running it on every text."""
+    texts = list(itertools.product(range(target.vocab_size), repeat=num_tokens))
     ids_BT = torch.tensor([[*prompt, *text] for text in texts])
     logits_BKV = target.model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1]
     probs_BKV = transform_logits(logits_BKV.double(), sampling)
     return probs_BKV.gather(2, torch.tensor(texts)[:, :, None]).prod(dim=1)[:, 0].numpy()
 
 
-def chi_square_p_value(samples: list[list[int]], law: np.ndarray) -> float:
-    cells = np.array(samples) @ VOCAB_SIZE ** np.arange(NUM_TOKENS - 1, -1, -1)
+def chi_square_p_value(samples: list[list[int]], law: np.ndarray, vocab_size: int = VOCAB_SIZE) -> float:
+    cells = np.array(samples) @ vocab_size ** np.arange(len(samples[0]) - 1, -1, -1)
     observed, expected = np.bincount(cells, minlength=len(law)).astype(float), law * len(samples)
     if observed[law == 0].sum() > 0:
         return 0.0  # a token of probability zero was emitted

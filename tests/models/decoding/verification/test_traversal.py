@@ -110,7 +110,7 @@ PLANTED = {
     "weight not handed down": ("weight_B[:, None].to(p_BV.dtype) * p_BV", "p_BV"),
     "loss not handed down": ("1.0 - weight_B)", "torch.zeros_like(weight_B))"),
     "weight stays after a rejection": (
-        "weight_B = torch.where(remainder.total_B > 0, left_B / remainder.total_B, 1.0)",
+        "weight_B = torch.where(drafted_B, left_share_B, weight_B)",
         "",
     ),
     "weight without the loss": ("left_B / remainder.total_B", "left_B"),
