@@ -22,6 +22,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "model": ("models.decoding.drafters.model", ()),
     "ngram": ("models.decoding.drafters.ngram", ("min_match", "max_match")),
     "suffix": ("models.decoding.drafters.suffix", ("min_match", "min_probability", "remembered_tokens")),
+    "universal": ("models.decoding.drafters.universal", ("method", "max_sequences")),
 }
 # Those that draft with trained heads.
 WITH_CHECKPOINT = ("heads",)
@@ -39,6 +40,8 @@ class DrafterOptions:
     max_match: int | None = None
     min_probability: float | None = None
     remembered_tokens: int | None = None
+    method: str | None = None
+    max_sequences: int | None = None
 
 
 @dataclass(frozen=True)
