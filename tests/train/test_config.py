@@ -204,7 +204,8 @@ COMMANDS: dict[str, tuple[str, list[str], str]] = {
     "no model": (
         "mtp",
         [],
-        "no target model is chosen; add +model=NAME with NAME one of gemma, llama, qwen, smollm2, testbed, tiny",
+        "no target model is chosen; add +model=NAME with NAME one of gemma, gemma3_270m, llama, qwen, smollm2, "
+        "testbed, tiny",
     ),
     "no model to answer": ("regenerate", [], "no target model is chosen; add +model=NAME"),
     "plus forgotten": ("mtp", ["model=tiny"], "+model=tiny"),

@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("first", "second", "min_match", "max_match", "min_probability", "remembered_tokens"),
     ),
     "tree": ("models.decoding.drafters.tree", ("shape", "num_nodes", "top_k")),
+    "universal": ("models.decoding.drafters.universal", ("method", "max_sequences")),
 }
 # Those that draft with trained heads; a hybrid does where its second source are heads.
 WITH_CHECKPOINT = ("heads", "tree")
@@ -56,6 +57,8 @@ class DrafterOptions:
     shape: str | None = None
     num_nodes: int | None = None
     top_k: int | None = None
+    method: str | None = None
+    max_sequences: int | None = None
 
 
 @dataclass(frozen=True)
