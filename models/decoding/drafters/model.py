@@ -185,7 +185,8 @@ def load_draft(options: TargetOptions, target: Target, dtype: str = "", instead:
     if not options.draft:
         raise ValueError(
             f"model.draft is empty, and {target.name!r} has no smaller sibling by default: name a model of the same "
-            "tokenizer, e.g. model.draft=Qwen/Qwen3-0.6B for a larger Qwen3, or model.draft=path/to/folder" + instead
+            "tokenizer (for drafter=universal, of any), e.g. model.draft=Qwen/Qwen3-0.6B for a larger Qwen3, or "
+            "model.draft=path/to/folder" + instead
         )
     return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
 
