@@ -103,6 +103,18 @@ def test_what_is_below_a_broken_place_does_not_count() -> None:
         q_BIV[0, 1] = 0.25
 
 
+def test_a_tree_counts_as_deep_as_it_goes_on_without_a_gap() -> None:
+    """A node below one that does not count does not count either."""
+    logits_BTV = torch.zeros(3, 5, 4)
+    parents = (-1, 0, -1, 2)
+    drafted_BN = torch.tensor([[False, True, True, False], [True, True, True, True], [False] * 4])
+    branches = Branches([parents] * 3, torch.ones(3, 4, dtype=torch.long), drafted_BN)
+    judged, _ = judge_tree(
+        TokenVerification(), [NO_LOGPROBS] * 3, logits_BTV, logits_BTV, branches, None, SamplingParams()
+    )
+    assert [emission.num_drafted for emission in judged.emissions] == [1, 2, 0]
+
+
 VOCAB_SIZE = 5
 NUM_SAMPLES = 1500  # of each prompt
 NUM_TOKENS = 4
