@@ -248,10 +248,9 @@ class Decoder:
         draft = Draft(input_BT[:, :0])
         if width > 0:
             assert self.drafter is not None
-            if self.num_nodes:
-                width = self.num_draft_tokens  # a row's tree must not depend on its neighbours
+            depth = self.num_draft_tokens if self.num_nodes else width  # a row's tree must not depend on its neighbours
             draft_uniforms_BK = None if uniforms_BU is None else uniforms_BU[:, : self.num_nodes or width]
-            draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK, processor)
+            draft = self.drafter.propose(batch.draft_state, depth, params.sampling, draft_uniforms_BK, processor)
             if draft.counts is not None:
                 num_drafted = [min(pair) for pair in zip(num_drafted, draft.counts, strict=True)]
             input_BT = torch.cat([input_BT, draft.tokens_BK], dim=1)
