@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,7 +22,7 @@ from models.target import Target, TargetOptions
 from models.tiny import FAMILIES, make_tiny_target
 from tests.models.decoding.drafters.test_heads import make_head
 from tests.models.decoding.scripted import random_prompts, transformers_generate
-from tests.models.decoding.test_decoder_sampled import chi_square_p_value, exact_law
+from tests.models.decoding.trees import LAW_VOCAB, check_law
 from tests.train.test_acceptance import NUM_PROMPTS, train_quickly
 
 NEW_TOKENS = 12
@@ -204,27 +203,14 @@ def test_reduced_vocabulary_and_fewer_tokens_than_children(kind: str, shape: str
         assert all(token in (40, 140) for token, is_accepted in drafted if is_accepted)
 
 
-VOCAB_SIZE = 5
-NUM_SAMPLES = 1500  # of each prompt
-FALSE_ALARM = 1e-6
-SAMPLING = SamplingParams(temperature=1.3, top_k=4)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_law_is_the_targets(kind: str, shape: str) -> None:
-    """N = 1500 texts a prompt, ragged neighbours; refused below p = 1e-6, the false-alarm rate of each."""
-    target = make_tiny_target(seed=3, vocab_size=VOCAB_SIZE, num_hidden_layers=1)
-    head = make_head(target, kind)
-    prompts = [[3, 4, 1], [2], [4, 4, 3, 1, 0, 2]]
+    """See `check_law` for N, threshold and false-alarm probability."""
+    target = make_tiny_target(seed=3, vocab_size=LAW_VOCAB, num_hidden_layers=1)
     rule = TokenVerification() if kind == "hydra" else BlockVerification()
-    decoder = Decoder(target, make(head, shape, num_nodes=6), 3, rule)
-    params = GenerationParams(6, SAMPLING, seed=5, eos_token_ids=())
-    results = decoder.generate(prompts * NUM_SAMPLES, params, 500)
-    for place, prompt in enumerate(prompts):
-        samples = [result.tokens[:4] for result in results[place :: len(prompts)]]
-        assert chi_square_p_value(samples, exact_law(target, prompt, SAMPLING, 4), VOCAB_SIZE) > FALSE_ALARM
-    assert 0.3 < np.mean([result.counters.accepted / result.counters.blocks for result in results]) < 2.5
+    drafter = make(make_head(target, kind), shape, num_nodes=6)
+    check_law(Decoder(target, drafter, 3, rule), [[3, 4, 1], [2], [4, 4, 3, 1, 0, 2]])
 
 
 def test_by_name(tmp_path: Path) -> None:
