@@ -56,11 +56,12 @@ def test_trained_heads_keep_deep_paths(kind: str) -> None:
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_do_not_depend_on_the_batch(kind: str, shape: str) -> None:
+    """Few nodes, so that a tree of another depth would be another tree at the top as well."""
     target = make_tiny_target()
     head = make_head(target, kind)
     for temperature, rule in ((0.0, None), (1.0, TokenVerification()), (1.0, BlockVerification())):
         params = GenerationParams(NEW_TOKENS, SamplingParams(temperature, top_k=20), seed=3, eos_token_ids=())
-        decoder = Decoder(target, make(head, shape), DEPTH, rule)
+        decoder = Decoder(target, make(head, shape, num_nodes=3), DEPTH, rule)
         alone = decoder.generate(PROMPTS, params, max_batch_size=1)
         assert decoder.generate(PROMPTS, params, max_batch_size=3) == alone
 
