@@ -60,6 +60,7 @@ def test_ends_inside_a_guess() -> None:
     for length in (1, 2, 3, 90):
         results = Decoder(target, make(target), 3).generate(PROMPTS, GenerationParams(length, eos_token_ids=()))
         assert [result.tokens for result in results] == [whole[:length] for whole in endless]
+    assert len(total.accepted_at) == 3
     assert min(total.accepted_at) > 15
 
 
