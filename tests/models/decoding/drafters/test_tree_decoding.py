@@ -56,14 +56,23 @@ def test_trained_heads_keep_deep_paths(kind: str) -> None:
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_do_not_depend_on_the_batch(kind: str, shape: str) -> None:
-    """Few nodes, so that a tree of another depth would be another tree at the top as well."""
     target = make_tiny_target()
     head = make_head(target, kind)
     for temperature, rule in ((0.0, None), (1.0, TokenVerification()), (1.0, BlockVerification())):
         params = GenerationParams(NEW_TOKENS, SamplingParams(temperature, top_k=20), seed=3, eos_token_ids=())
-        decoder = Decoder(target, make(head, shape, num_nodes=3), DEPTH, rule)
+        decoder = Decoder(target, make(head, shape), DEPTH, rule)
         alone = decoder.generate(PROMPTS, params, max_batch_size=1)
         assert decoder.generate(PROMPTS, params, max_batch_size=3) == alone
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_near_their_end_have_the_trees_of_all(shape: str) -> None:
+    """Three nodes over five tokens: were the tree made for what a batch may still emit, others would be accepted."""
+    target = make_tiny_target(seed=3, vocab_size=LAW_VOCAB, num_hidden_layers=1)
+    prompts = random_prompts(60, longest=5, vocab_size=LAW_VOCAB)
+    params = GenerationParams(5, SamplingParams(1.0), seed=1, eos_token_ids=())
+    decoder = Decoder(target, make(make_head(target, "medusa"), shape, num_nodes=3), DEPTH)
+    assert decoder.generate(prompts, params, 60) == decoder.generate(prompts, params, 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
