@@ -10,7 +10,8 @@ class Counters:
 
     The prefill is a target pass too, but no block: it emits the first token, and neither is part of the block counts. A
     block is one later target pass in which the row took part. Nothing behind a stop counts: where an accepted token
-    ends the sequence, the drafted tokens after it were neither accepted nor drafted.
+    ends the sequence, the drafted tokens after it were neither accepted nor drafted. A drafted tree counts as a chain
+    as long as the tree is deep.
     """
 
     blocks: int = 0

@@ -2,7 +2,8 @@
 
 Between passes the cache holds all tokens of a row but the last emitted one, its root. A block drafts d_1 .. d_K, runs
 the target once over [root, d_1 .. d_K], keeps n drafted tokens and one token more, and keeps n + 1 entries of the
-cache. Without a drafter K = 0, and the same loop is plain decoding.
+cache. Without a drafter K = 0, and the same loop is plain decoding. Where trees are drafted (`tree_block`), the target
+runs over all nodes, and what was kept then looks like a chain.
 
 Rows are independent: a row's tokens depend on its prompt, the params and its own random stream, never on its
 neighbours.

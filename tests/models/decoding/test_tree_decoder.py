@@ -151,6 +151,22 @@ def test_a_grammar_that_fails_on_a_wrong_branch_is_not_heard(llama: Case) -> Non
         known.add(tuple(llama.endless[0][:end]))
 
 
+@pytest.mark.parametrize("stop_place", range(2, 9))
+def test_a_grammar_that_ends_with_the_text_is_not_heard(llama: Case, stop_place: int) -> None:
+    """The path goes on behind the EOS, where the grammar fails; the text does not."""
+    eos = llama.endless[0][stop_place]
+    end = llama.endless[0].index(eos)
+
+    def allowed(prompt: tuple[int, ...], generated: tuple[int, ...]) -> torch.Tensor:
+        if eos in generated:
+            raise RuntimeError("left the grammar")
+        return torch.ones(llama.target.vocab_size, dtype=torch.bool)
+
+    processors = ProcessorParams(allowed_tokens=allowed)
+    params = GenerationParams(NEW_TOKENS, eos_token_ids=(eos,), processors=processors)
+    assert llama.decoder().generate(PROMPTS[:1], params)[0].tokens == llama.endless[0][: end + 1]
+
+
 @pytest.mark.parametrize("place", [2, 5, 6, 9, 11])
 def test_bad_rows_end_alone(place: int) -> None:
     """Logits that are no numbers after one token: the row ends as invalid where it emits it, and only there."""

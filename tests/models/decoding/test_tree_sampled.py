@@ -17,11 +17,9 @@ from models.decoding.verification.base import Rule
 from models.decoding.verification.blockwise import BlockVerification
 from models.decoding.verification.token import TokenVerification
 from models.decoding.verification.tree import DraftTree, TreeVerdict
-from models.target import Target
 from models.tiny import make_tiny_target
 from tests.models.decoding.scripted import random_prompts
-from tests.models.decoding.test_decoder_sampled import chi_square_p_value, exact_law
-from tests.models.decoding.trees import BigramTrees
+from tests.models.decoding.trees import LAW_VOCAB, BigramTrees, check_law
 from tests.models.decoding.verification.enumeration import EXACT, Toy
 from tests.models.decoding.verification.tree_enumeration import (
     BINARY,
@@ -103,34 +101,24 @@ def test_what_is_below_a_broken_place_does_not_count() -> None:
         q_BIV[0, 1] = 0.25
 
 
-VOCAB_SIZE = 5
-NUM_SAMPLES = 1500  # of each prompt
-NUM_TOKENS = 4
-FALSE_ALARM = 1e-6
-SAMPLING = SamplingParams(temperature=1.3, top_k=4)
-LAW_PROMPTS = [[3, 4, 1], [2], [4, 4, 3, 1, 0, 2]]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return make_tiny_target(seed=3, vocab_size=VOCAB_SIZE)
+def test_a_tree_counts_as_deep_as_it_goes_on_without_a_gap() -> None:
+    """A node below one that does not count does not count either."""
+    logits_BTV = torch.zeros(3, 5, 4)
+    parents = (-1, 0, -1, 2)
+    drafted_BN = torch.tensor([[False, True, True, False], [True, True, True, True], [False] * 4])
+    branches = Branches([parents] * 3, torch.ones(3, 4, dtype=torch.long), drafted_BN)
+    judged, _ = judge_tree(
+        TokenVerification(), [NO_LOGPROBS] * 3, logits_BTV, logits_BTV, branches, None, SamplingParams()
+    )
+    assert [emission.num_drafted for emission in judged.emissions] == [1, 2, 0]
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("how", ["distinct", "independent", "likeliest"])
-def test_law_is_the_targets(target: Target, how: str, name: str) -> None:
-    """N = 1500 texts a prompt, ragged neighbours; refused below p = 1e-6, the false-alarm rate of each.
-
-    Their first four tokens of six, so that the length limit does not keep trees flat.
-    """
-    decoder = Decoder(target, BigramTrees(VOCAB_SIZE, how), 3, RULES[name][0])
-    params = GenerationParams(6, SAMPLING, seed=5, eos_token_ids=())
-    results = decoder.generate(LAW_PROMPTS * NUM_SAMPLES, params, 500)
-    for place, prompt in enumerate(LAW_PROMPTS):
-        samples = [result.tokens[:NUM_TOKENS] for result in results[place :: len(LAW_PROMPTS)]]
-        law = exact_law(target, prompt, SAMPLING, NUM_TOKENS)
-        assert chi_square_p_value(samples, law, VOCAB_SIZE) > FALSE_ALARM
-    assert 0.3 < np.mean([result.counters.accepted / result.counters.blocks for result in results]) < 2.5
+def test_law_is_the_targets(how: str, name: str) -> None:
+    """See `check_law` for N, threshold and false-alarm probability."""
+    target = make_tiny_target(seed=3, vocab_size=LAW_VOCAB)
+    check_law(Decoder(target, BigramTrees(LAW_VOCAB, how), 3, RULES[name][0]), [[3, 4, 1], [2], [4, 4, 3, 1, 0, 2]])
 
 
 @pytest.mark.parametrize("how", ["distinct", "independent", "likeliest"])

@@ -1,16 +1,29 @@
-"""Drafters of trees for tests: one that knows the answer and hides it, and one with a distribution that fits badly."""
+"""Drafters of trees for tests: one that knows the answer and hides it, and one with a distribution that fits badly.
+
+And the statistical test of what a decoder with trees samples.
+"""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from models.decoding.decoder import Decoder
 from models.decoding.drafters.base import Branches, Draft, SideNodes
 from models.decoding.processors import BlockProcessor
+from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams, transform_logits
 from models.decoding.verification.tree import children_of, draw_without_replacement
 from models.target import Target
 from tests.models.decoding.scripted import BigramDrafter, ScriptedDrafter, ScriptedState
+from tests.models.decoding.test_decoder_sampled import chi_square_p_value, exact_law
+
+LAW_VOCAB = 5  # tokens of a target for `check_law`
+LAW_TOKENS = 4
+NUM_SAMPLES = 1000  # of each prompt
+FALSE_ALARM = 1e-6
+SAMPLING = SamplingParams(temperature=1.3, top_k=4)
 
 FORK = (-1, -1, 0, 0, 1, 1, 2)  # two children of the root with two each, and a leaf below the first of those
 
@@ -135,3 +148,17 @@ class BigramTrees(BigramDrafter):
             before = token if parent < 0 else tokens[parent]
             tokens.append(int(self.table_VV[before].argsort(descending=True)[rank]))
         return tokens
+
+
+def check_law(decoder: Decoder, prompts: list[list[int]], least_kept: float = 0.3) -> None:
+    """N = 1000 texts a prompt, ragged neighbours; refused below p = 1e-6, the false-alarm rate of each.
+
+    Their first four tokens of six, so that the length limit does not keep trees flat. least_kept: accepted tokens a
+    block, below which the test would mean little.
+    """
+    results = decoder.generate(prompts * NUM_SAMPLES, GenerationParams(6, SAMPLING, seed=5, eos_token_ids=()), 500)
+    for place, prompt in enumerate(prompts):
+        samples = [result.tokens[:LAW_TOKENS] for result in results[place :: len(prompts)]]
+        law = exact_law(decoder.target, prompt, SAMPLING, LAW_TOKENS)
+        assert chi_square_p_value(samples, law, LAW_VOCAB) > FALSE_ALARM
+    assert least_kept < np.mean([result.counters.accepted / result.counters.blocks for result in results]) < 2.5

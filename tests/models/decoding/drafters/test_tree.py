@@ -2,30 +2,21 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from models.checkpoint import heads_record, save_heads
-from models.decoding.counters import add_up
-from models.decoding.decoder import Decoder
 from models.decoding.drafters.base import Branches
 from models.decoding.drafters.heads import HeadRows, HeadsState
 from models.decoding.drafters.options import DrafterOptions, default_draft_tokens, make_drafter
 from models.decoding.drafters.tree import DynamicTreeDrafter, StaticTreeDrafter
 from models.decoding.processors import BlockProcessor, ProcessorParams, Processors
-from models.decoding.reference import decode_plainly
-from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
-from models.decoding.verification.blockwise import BlockVerification
-from models.decoding.verification.token import TokenVerification
 from models.heads import HEAD_KINDS, DraftHead
 from models.target import Target, TargetOptions
-from models.tiny import FAMILIES, make_tiny_target
+from models.tiny import make_tiny_target
 from tests.models.decoding.drafters.test_heads import make_head
-from tests.models.decoding.scripted import random_prompts, transformers_generate
-from tests.models.decoding.test_decoder_sampled import chi_square_p_value, exact_law
-from tests.train.test_acceptance import NUM_PROMPTS, train_quickly
+from tests.models.decoding.scripted import random_prompts
 
 NEW_TOKENS = 12
 PROMPTS = random_prompts(4, longest=25)
@@ -38,49 +29,6 @@ def make(head: DraftHead, shape: str, num_nodes: int = 12) -> StaticTreeDrafter 
     if shape == "static":
         return StaticTreeDrafter(head, num_nodes, 3, ACCURACY)
     return DynamicTreeDrafter(head, num_nodes, 3)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_equals_reference(family: str) -> None:
-    target = make_tiny_target(family=family)
-    expected = [decode_plainly(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
-    assert [transformers_generate(target, prompt, NEW_TOKENS) for prompt in PROMPTS] == expected
-    for kind in HEAD_KINDS:
-        head = make_head(target, kind)
-        runs = [("static", 4, 4), ("dynamic", 4, 4), ("static", 2, 1), ("dynamic", 3, 1)]
-        for shape, depth, max_batch_size in runs if family == "llama" else runs[:2]:
-            decoder = Decoder(target, make(head, shape), depth)
-            results = decoder.generate(PROMPTS, GenerationParams(NEW_TOKENS), max_batch_size)
-            assert [result.tokens for result in results] == expected
-
-
-@pytest.mark.parametrize("kind", HEAD_KINDS)
-def test_trained_heads_keep_deep_paths(kind: str) -> None:
-    """Heads that know the texts: what they draft at every depth is kept, and the output is the reference's."""
-    target = make_tiny_target()
-    head = train_quickly(target, kind, DEPTH, None, steps=60)
-    prompts = random_prompts(NUM_PROMPTS, longest=12, seed=3)
-    expected = [decode_plainly(target, prompt, NEW_TOKENS, eos_token_ids=()) for prompt in prompts]
-    for shape in SHAPES:
-        for max_batch_size in (1, 4):
-            decoder = Decoder(target, make(head, shape), DEPTH)
-            results = decoder.generate(prompts, GenerationParams(NEW_TOKENS, eos_token_ids=()), max_batch_size)
-            assert [result.tokens for result in results] == expected
-            counters = add_up(result.counters for result in results)
-            assert min(counters.accepted_at[:3]) > 0
-            assert counters.mean_block_length > 1.5
-
-
-@pytest.mark.parametrize("kind", HEAD_KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_do_not_depend_on_the_batch(kind: str, shape: str) -> None:
-    target = make_tiny_target()
-    head = make_head(target, kind)
-    for temperature, rule in ((0.0, None), (1.0, TokenVerification()), (1.0, BlockVerification())):
-        params = GenerationParams(NEW_TOKENS, SamplingParams(temperature, top_k=20), seed=3, eos_token_ids=())
-        decoder = Decoder(target, make(head, shape), DEPTH, rule)
-        alone = decoder.generate(PROMPTS, params, max_batch_size=1)
-        assert decoder.generate(PROMPTS, params, max_batch_size=3) == alone
 
 
 class Drafted:
@@ -102,6 +50,10 @@ class Drafted:
         return state
 
     def logits(self, row: int, path: list[int]) -> torch.Tensor:
+        """The same without ids that no token has."""
+        return self.target.hide_padding(self.raw_logits(row, path))
+
+    def raw_logits(self, row: int, path: list[int]) -> torch.Tensor:
         """Logits [V] after these tokens, drafted as a chain."""
         drafter_state = self.state([row])
         HeadRows(self.head).read(drafter_state)
@@ -109,7 +61,7 @@ class Drafted:
         logits_1V = self.head.draft_logits(state, None)
         for token in path:
             logits_1V = self.head.draft_logits(state, torch.tensor([token]))
-        return self.target.hide_padding(logits_1V[0])
+        return logits_1V[0]
 
 
 def paths_of(branches: Branches, row: int) -> list[list[int]]:
@@ -118,6 +70,31 @@ def paths_of(branches: Branches, row: int) -> list[list[int]]:
     for token, parent in zip(branches.tokens_BN[row].tolist(), branches.parents[row], strict=True):
         paths.append([*(paths[parent] if parent >= 0 else []), token])
     return paths
+
+
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_each_node_is_drafted_as_a_chain_would(kind: str) -> None:
+    """Three levels in which every node but the last of its level has children, other ones in each row."""
+    world = Drafted(make_tiny_target(), make_head(make_tiny_target(), kind))
+    state = world.state([0, 1])
+    generator = torch.Generator().manual_seed(0)
+    paths: list[list[list[int]]] = [[[]], [[]]]  # of each row's last level
+    logits_BMV = world.head.level_logits(state, None, None)
+    for num_nodes in (2, 3, 4):
+        for row in range(2):
+            for node, path in enumerate(paths[row]):
+                assert (logits_BMV[row, node] - world.raw_logits(row, path)).abs().max() < 2e-4
+        last = len(paths[0])
+        parents = [[(node + row) % last for node in reversed(range(num_nodes))] for row in range(2)]
+        tokens_BM = torch.randint(3, 259, (2, num_nodes), generator=generator)
+        paths = [
+            [[*paths[row][parent], int(token)] for parent, token in zip(parents[row], tokens_BM[row], strict=True)]
+            for row in range(2)
+        ]
+        logits_BMV = world.head.level_logits(state, tokens_BM, torch.tensor(parents))
+    for row in range(2):
+        for node, path in enumerate(paths[row]):
+            assert (logits_BMV[row, node] - world.raw_logits(row, path)).abs().max() < 2e-4
 
 
 @pytest.mark.parametrize("kind", HEAD_KINDS)
@@ -191,44 +168,6 @@ def test_processors_see_each_nodes_prefix(kind: str, shape: str) -> None:
     for row, root in enumerate((3, 4)):
         for path in paths_of(branches, row):
             assert path[-1] in allowed((), (root, *path[:-1]))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", HEAD_KINDS)
-def test_reduced_vocabulary_and_fewer_tokens_than_children(kind: str, shape: str) -> None:
-    """Two tokens may be drafted: a third child never counts; the output is the target's."""
-    target = make_tiny_target()
-    drafter = make(make_head(target, kind, torch.tensor([40, 140])), shape)
-    expected = [decode_plainly(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
-    decoder = Decoder(target, drafter, DEPTH)
-    assert [r.tokens for r in decoder.generate(PROMPTS, GenerationParams(NEW_TOKENS))] == expected
-    sampled = decoder.generate(PROMPTS, GenerationParams(40, SamplingParams(1.0), eos_token_ids=()))
-    for result in sampled:
-        drafted = zip(result.tokens, result.accepted, strict=True)
-        assert all(token in (40, 140) for token, is_accepted in drafted if is_accepted)
-
-
-VOCAB_SIZE = 5
-NUM_SAMPLES = 1500  # of each prompt
-FALSE_ALARM = 1e-6
-SAMPLING = SamplingParams(temperature=1.3, top_k=4)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", HEAD_KINDS)
-def test_law_is_the_targets(kind: str, shape: str) -> None:
-    """N = 1500 texts a prompt, ragged neighbours; refused below p = 1e-6, the false-alarm rate of each."""
-    target = make_tiny_target(seed=3, vocab_size=VOCAB_SIZE, num_hidden_layers=1)
-    head = make_head(target, kind)
-    prompts = [[3, 4, 1], [2], [4, 4, 3, 1, 0, 2]]
-    rule = TokenVerification() if kind == "hydra" else BlockVerification()
-    decoder = Decoder(target, make(head, shape, num_nodes=6), 3, rule)
-    params = GenerationParams(6, SAMPLING, seed=5, eos_token_ids=())
-    results = decoder.generate(prompts * NUM_SAMPLES, params, 500)
-    for place, prompt in enumerate(prompts):
-        samples = [result.tokens[:4] for result in results[place :: len(prompts)]]
-        assert chi_square_p_value(samples, exact_law(target, prompt, SAMPLING, 4), VOCAB_SIZE) > FALSE_ALARM
-    assert 0.3 < np.mean([result.counters.accepted / result.counters.blocks for result in results]) < 2.5
 
 
 def test_by_name(tmp_path: Path) -> None:
