@@ -13,6 +13,7 @@ from models.decoding.drafters.tree import DynamicTreeDrafter, StaticTreeDrafter
 from models.decoding.processors import BlockProcessor, ProcessorParams, Processors
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads import HEAD_KINDS, DraftHead
+from models.heads.base import HeadState
 from models.target import Target, TargetOptions
 from models.tiny import make_tiny_target
 from tests.models.decoding.drafters.test_heads import make_head
@@ -49,15 +50,19 @@ class Drafted:
             drafter.absorb(state, hidden_BTH, ids_BT[:, 1:], [len(text) - 1 for text in texts])
         return state
 
+    def head_state(self, rows: list[int]) -> HeadState:
+        """What the head alone knows, having read all."""
+        state = self.state(rows)
+        HeadRows(self.head).read(state)
+        return state.head
+
     def logits(self, row: int, path: list[int]) -> torch.Tensor:
         """The same without ids that no token has."""
         return self.target.hide_padding(self.raw_logits(row, path))
 
     def raw_logits(self, row: int, path: list[int]) -> torch.Tensor:
         """Logits [V] after these tokens, drafted as a chain."""
-        drafter_state = self.state([row])
-        HeadRows(self.head).read(drafter_state)
-        state = drafter_state.head
+        state = self.head_state([row])
         logits_1V = self.head.draft_logits(state, None)
         for token in path:
             logits_1V = self.head.draft_logits(state, torch.tensor([token]))
@@ -76,7 +81,7 @@ def paths_of(branches: Branches, row: int) -> list[list[int]]:
 def test_each_node_is_drafted_as_a_chain_would(kind: str) -> None:
     """Three levels in which every node but the last of its level has children, other ones in each row."""
     world = Drafted(make_tiny_target(), make_head(make_tiny_target(), kind))
-    state = world.state([0, 1])
+    state = world.head_state([0, 1])
     generator = torch.Generator().manual_seed(0)
     paths: list[list[list[int]]] = [[[]], [[]]]  # of each row's last level
     logits_BMV = world.head.level_logits(state, None, None)
