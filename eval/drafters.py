@@ -31,17 +31,19 @@ def choose_drafters(first: DrafterOptions, others: Sequence[Any]) -> dict[str, D
     """Options by name, before any model loads; of kind none there are none.
 
     others: names of conf/drafter, or mappings of such a `kind` and values in place of the file's own. A name is the
-    kind, and its parameters where a kind occurs more than once. ValueError for what is no drafter, or one twice.
+    kind, and where a kind occurs more than once the parameters in which these differ. ValueError for what is no
+    drafter, or one twice.
     """
     given = [(options, check_drafter(options)) for options in (first, *map(_read_other, others))]
-    kinds = [options.kind for options, _ in given]
     named: dict[str, DrafterOptions] = {}
     for options, parameters in given:
         name = options.kind
         if name == NONE:
             continue
-        if kinds.count(name) > 1:
-            name += f" ({', '.join(f'{key} = {value}' for key, value in parameters.items())})"
+        alike = [values for other, values in given if other.kind == name]
+        differing = [key for key, value in parameters.items() if any(other[key] != value for other in alike)]
+        if differing:
+            name += f" ({', '.join(f'{key} = {parameters[key]}' for key in differing)})"
         if name in named:
             raise ValueError(f"others names {name} a second time; leave it out, or give it other parameters")
         named[name] = options
