@@ -19,12 +19,12 @@ SERVERS = (VLLM, SGLANG, HF)
 INSTEAD = "use --to hf, or this project's own decoder"
 _READS_DRAFTS = "drafts in parallel from heads that read the drafted tokens"
 _OWN_LAYER = "the recursive mtp head is a copy of the target's own last layer between norms and a projection of ours"
-# (server, kind of head) -> why not. Checked against both servers' sources (vLLM 0.32, SGLang's main in 2026).
+# (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
     (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
     (VLLM, "mtp"): (
-        f"{_OWN_LAYER}, and vLLM loads such a layer only as the MTP class of a family that ships one (DeepSeek, MiMo, "
-        f"Qwen3-Next and others), by that family's blocks and names; train heads=medusa, which it serves, or {INSTEAD}"
+        f"{_OWN_LAYER}, and vLLM loads such a layer only in the layout of a family that ships one (DeepSeek, MiMo, "
+        f"Qwen3-Next and others), none of which is written here; train heads=medusa, which it serves, or {INSTEAD}"
     ),
     (SGLANG, "medusa"): (
         "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); serve them with "
@@ -32,8 +32,8 @@ REFUSALS = {
     ),
     (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; {INSTEAD}",
     (SGLANG, "mtp"): (
-        f"{_OWN_LAYER}, and SGLang's EAGLE and NEXTN drafters have other blocks: they lack these norms, or are of a "
-        f"family that ships its own; {INSTEAD}"
+        f"{_OWN_LAYER}: SGLang's EAGLE drafter lacks these norms, and NEXTN loads such a layer only in the layout of a "
+        f"family that ships one, none of which is written here; {INSTEAD}"
     ),
 }
 
