@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,23 +115,31 @@ def _target_record(target: Target) -> dict[str, Any]:
 
 
 def _write(folder: Path, module: nn.Module, config: dict[str, Any]) -> None:
-    """Both files, written beside the folder and swapped in when they are whole."""
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    write_files(folder, {name: tensor.float() for name, tensor in module.state_dict().items()}, config)
+
+
+def write_files(
+    folder: Path, tensors: Mapping[str, Tensor], config: dict[str, Any], texts: Mapping[str, str] | None = None
+) -> None:
+    """All files, written beside the folder and swapped in when they are whole. texts: others, by name."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
         save_file(tensors, scratch / WEIGHTS_NAME)
         (scratch / CONFIG_NAME).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        _swap_in(scratch, folder)
+        for name, text in (texts or {}).items():
+            (scratch / name).write_text(text, encoding="utf-8")
+        _swap_in(scratch, folder, (WEIGHTS_NAME, *(texts or {}), CONFIG_NAME))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _swap_in(scratch: Path, folder: Path) -> None:
-    """Put the finished files in place one by one, weights first; other files in the folder stay."""
+def _swap_in(scratch: Path, folder: Path, names: Sequence[str]) -> None:
+    """Put the finished files in place one by one, in this order; other files in the folder stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (WEIGHTS_NAME, CONFIG_NAME):
+    for name in names:
         os.replace(scratch / name, folder / name)
 
 
@@ -157,6 +165,14 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} has format version {version}, this Foretoken reads {FORMAT_VERSION}; use the version that wrote it"
         )
     return config
+
+
+def read_target_name(folder: Path) -> str:
+    """The name of the target that the checkpoint was made for. ValueError as `read_config`."""
+    config = read_config(folder)
+    _require_keys(folder, config, ("target",))
+    _require_keys(folder, config["target"], TARGET_KEYS)
+    return str(config["target"]["name"])
 
 
 def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = None) -> DraftHead:
@@ -225,27 +241,35 @@ def _is_sorted_subset(ids: Tensor, vocab_size: int) -> bool:
 
 
 def _load_strictly(module: nn.Module, path: Path, name: str) -> None:
+    shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    module.load_state_dict(read_tensors(path, shapes, name))
+
+
+def read_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], name: str) -> dict[str, Tensor]:
+    """The file's tensors, which must have exactly these names and shapes, and finite numbers; ValueError otherwise.
+
+    name: what they are tensors of, for the message.
+    """
     if not path.is_file():
         raise ValueError(f"{path} is missing; the checkpoint is incomplete, export it again")
     try:
         found = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); export the checkpoint again") from error
-    expected = module.state_dict()
-    problems = [f"missing {name} {tuple(expected[name].shape)}" for name in expected.keys() - found.keys()]
-    problems += [f"unknown {name} {tuple(found[name].shape)}" for name in found.keys() - expected.keys()]
+    problems = [f"missing {key} {shapes[key]}" for key in shapes.keys() - found.keys()]
+    problems += [f"unknown {key} {tuple(found[key].shape)}" for key in found.keys() - shapes.keys()]
     problems += [
-        f"{name} is {tuple(found[name].shape)}, expected {tuple(expected[name].shape)}"
-        for name in expected.keys() & found.keys()
-        if expected[name].shape != found[name].shape
+        f"{key} is {tuple(found[key].shape)}, expected {shapes[key]}"
+        for key in shapes.keys() & found.keys()
+        if found[key].shape != shapes[key]
     ]
     if problems:
         raise ValueError(f"{path} does not fit {name}: {'; '.join(sorted(problems)[:5])}")
-    if bad := [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]:
+    if bad := [key for key, tensor in found.items() if not torch.isfinite(tensor).all()]:
         raise ValueError(
             f"{path} holds numbers that are not finite in {', '.join(sorted(bad)[:3])}; the training went wrong"
         )
-    module.load_state_dict(found)
+    return found
 
 
 def _require_same_target(folder: Path, made_for: dict[str, Any], target: Target) -> None:

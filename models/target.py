@@ -8,6 +8,7 @@ Shape suffixes: B batch, T time, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from dataclasses import dataclass, field, replace
@@ -169,7 +170,14 @@ class Target:
     def tokenizer_fingerprint(self) -> str:
         """Hash of the vocabulary, the merges and the chat template."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        text = backend.to_str() if backend is not None else repr(sorted(self.tokenizer.get_vocab().items()))
+        if backend is None:
+            text = repr(sorted(self.tokenizer.get_vocab().items()))
+        else:
+            # It writes down how it last padded and cut, which says nothing about what it is.
+            backend = copy.deepcopy(backend)
+            backend.no_padding()
+            backend.no_truncation()
+            text = backend.to_str()
         return hashlib.sha256((text + str(self.tokenizer.chat_template)).encode()).hexdigest()[:16]
 
 

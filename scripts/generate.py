@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 from omegaconf import OmegaConf
 
-from models.checkpoint import read_config
+from models.checkpoint import read_target_name
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.options import (
     KINDS,
@@ -113,7 +113,7 @@ def choose_target(arguments: argparse.Namespace) -> TargetOptions:
     """The target's options, with the draft model among them. ValueError where nothing names a target."""
     if arguments.target is None and arguments.checkpoint is None:
         raise ValueError("no target model is named: give --target NAME, or a CHECKPOINT, which names its own")
-    options = find_target(arguments.target or read_config(arguments.checkpoint)["target"]["name"])
+    options = find_target(arguments.target or read_target_name(arguments.checkpoint))
     return replace(
         options,
         dtype=arguments.dtype or options.dtype,

@@ -235,6 +235,15 @@ def test_tokenizer_fingerprint() -> None:
     assert target.tokenizer_fingerprint() != first
 
 
+def test_tokenizer_fingerprint_does_not_change_with_use() -> None:
+    """A batch that is padded and cut leaves its settings in the tokenizer, and they stay there."""
+    target = make_tiny_target()
+    first = target.tokenizer_fingerprint()
+    target.tokenizer(["abc", "d"], padding=True, truncation=True, max_length=2)
+    assert target.tokenizer_fingerprint() == first
+    assert target.tokenizer.backend_tokenizer.padding is not None
+
+
 # Loading
 
 

@@ -1,0 +1,1 @@
+"""Checks against other programs, each in an environment of its own; not part of the tests."""
