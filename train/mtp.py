@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from models.checkpoint import save_heads
+from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
 from models.target import TargetOptions, load_target
 from train.answers import AnswerOptions
@@ -37,6 +37,7 @@ from train.trainer import (
     require_unchanged,
     training_arguments,
 )
+from train.wandb_run import log_artifact
 
 
 @dataclass
@@ -61,12 +62,13 @@ class MTPConfig:
     loss: LossOptions = field(default_factory=LossOptions)
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     logger: str = "jsonl"
+    log_checkpoint: bool = False
     paths: PathOptions = field(default_factory=PathOptions)
 
 
 def train_heads(config: MTPConfig) -> float:
     """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
-    check_logger(config.logger)
+    check_logger(config.logger, config.log_checkpoint)
     set_seed(config.trainer.seed)
     target = load_target(config.model)
     fingerprint = target.fingerprint()
@@ -116,6 +118,8 @@ def train_heads(config: MTPConfig) -> float:
         "on": "held-out answers, simulated",
     }
     save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
+    if config.log_checkpoint:
+        log_artifact("heads", f"heads-{folder.name}", [folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     require_unchanged(target, fingerprint)
     rates = " / ".join(f"{rate:.2f}" for rate in simulated.acceptance_at)
     print(
