@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,9 +195,13 @@ def load_target(options: TargetOptions) -> Target:
 
 
 def resolve_device(device: str) -> str:
-    """auto -> cuda when there is one, else cpu. ValueError for a device that torch does not know or does not find."""
+    """auto -> cuda when there is one, else cpu. ValueError for a device that torch does not know or does not find.
+
+    Of several processes on a machine, each takes the GPU of its own number, which its launcher tells.
+    """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
+        return f"cuda{own}" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

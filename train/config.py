@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from train.presets import CONF, preset_names
-from train.ranks import is_main, rank
+from train.ranks import is_main, num_ranks, rank
 from train.wandb_run import wandb_run
 
 # Set to 1, a user's error is shown with its traceback.
@@ -72,10 +72,13 @@ def quiet_unless_main() -> Iterator[None]:
         yield
 
 
-def entry(schema: type[T], config_name: str) -> Callable[[Callable[[T], Any]], Callable[[], Any]]:
+def entry(
+    schema: type[T], config_name: str, many_processes: bool = False
+) -> Callable[[Callable[[T], Any]], Callable[[], Any]]:
     """Turns `main(config)` into a command that reads conf/<config_name>.yaml and the command line.
 
-    A ValueError or a lack of disk ends it with one line and code 2; Ctrl-C with code 130.
+    A ValueError or a lack of disk ends it with one line and code 2; Ctrl-C with code 130. many_processes: whether
+    torchrun and the like may start it as several.
     """
 
     # Gives every option of the schema a place that the command line can override, typed from the start.
@@ -85,6 +88,10 @@ def entry(schema: type[T], config_name: str) -> Callable[[Callable[[T], Any]], C
         def run(cfg: DictConfig) -> Any:
             try:
                 config = checked(cfg, schema)
+                if num_ranks() > 1 and not many_processes:
+                    raise ValueError(
+                        f"WORLD_SIZE={num_ranks()}: {config_name} runs in one process; start it with python -m"
+                    )
                 with quiet_unless_main(), wandb_run(config):
                     return main(config)
             except KeyboardInterrupt:

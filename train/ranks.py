@@ -6,7 +6,8 @@ A process by itself is rank 0 of 1, and everything here then costs nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -53,6 +54,16 @@ def wait_for_all() -> None:
     """Returns when every process is here."""
     if dist.is_initialized():
         dist.barrier()
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """The others begin when the first has ended, and find what it has made."""
+    if not is_main():
+        wait_for_all()
+    yield
+    if is_main():
+        wait_for_all()
 
 
 def any_rank(flag: bool) -> bool:
