@@ -1,18 +1,23 @@
 """From options to the pair that decodes, and to the trained ensemble heads that were made for it."""
 
 from collections.abc import Sequence
+from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from eval.points import DYNAMIC, Dynamic, Pair
 from eval.questions import TESTBED, task_name
-from models.checkpoint import load_ensemble, model_record, read_config
+from models.checkpoint import CONFIG_NAME, load_ensemble, model_record, read_config
 from models.decoding.drafters.base import Drafter
 from models.decoding.drafters.model import ModelDrafter
 from models.decoding.drafters.options import DrafterOptions, default_draft_tokens, make_drafter, needs_checkpoint
 from models.target import TargetOptions, load_target
 from train.data import DataOptions
 from train.testbed import ensure_testbed
+
+# What makes an entry of `checkpoints` a pattern.
+WILD = set("*?")
 
 
 def load_pair(
@@ -36,10 +41,37 @@ def load_pair(
     return Pair(target, drafter, num_draft_tokens or default_draft_tokens(drafter), draft), record
 
 
+def find_finished(pattern: str) -> list[str]:
+    """The folders that this pattern matches and that hold a checkpoint, in the order of their lambda; others are told.
+
+    ValueError where there is none.
+    """
+    folders = [path for path in map(Path, sorted(glob(pattern))) if path.is_dir()]
+    done = [folder for folder in folders if (folder / CONFIG_NAME).is_file()]
+    if not done:
+        raise ValueError(
+            f"checkpoints: no folder that matches {pattern!r} holds a finished head, of {len(folders)} there; check "
+            "the pattern, or run the sweep to its end"
+        )
+    for folder in folders:
+        if folder not in done:
+            print(f"left out: {folder} holds no finished head")
+    return [str(folder) for folder in sorted(done, key=_lam_of)]
+
+
+def _lam_of(folder: Path) -> float:
+    """Infinite where the checkpoint does not tell."""
+    lam = training_of(read_config(folder)).get("lam")
+    return float("inf") if lam is None else float(lam)
+
+
 def name_checkpoints(entries: Sequence[str]) -> dict[str, Path]:
-    """A point's name for each folder, or NAME=FOLDER. ValueError for what is no ensemble head, before models load."""
+    """A point's name for each folder, or NAME=FOLDER, or all that a pattern (`FOLDER/*`) matches.
+
+    ValueError for what is no ensemble head, before models load.
+    """
     named: dict[str, Path] = {}
-    for entry in entries:
+    for entry in chain.from_iterable(find_finished(one) if set(one) & WILD else [one] for one in entries):
         name, _, rest = entry.partition("=")
         folder = Path(entry if not rest or Path(entry).is_dir() else rest)
         config = read_config(folder)

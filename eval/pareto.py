@@ -45,6 +45,8 @@ from models.decoding.stops import Detokenizer
 from models.target import Target, TargetOptions
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions
+from train.jsonl_logger import NO_LOGGER, WANDB, check_logger
+from train.wandb_run import log_artifact, log_table
 
 
 @dataclass
@@ -82,6 +84,7 @@ class ParetoConfig:
     plot: bool = True
     task: str = ""
     transfer: list[str] = field(default_factory=list)
+    logger: str = NO_LOGGER
     output_dir: str = "outputs/pareto"
 
     @property
@@ -123,6 +126,9 @@ def check_options(config: ParetoConfig) -> None:
         raise ValueError(f"reference={config.reference} must be two numbers, an acceptance and a reward")
     if bad := [weight for weight in config.peer_weights if not 0.0 < weight <= 1.0]:
         raise ValueError(f"peer_weights names {bad[0]}: transformers takes weights above 0, and at most 1")
+    if config.logger not in (NO_LOGGER, WANDB):
+        raise ValueError(f"logger={config.logger!r} is unknown here; choose {NO_LOGGER} or {WANDB}")
+    check_logger(config.logger)
     if config.plot:
         require_matplotlib()
     sampling_of(config)
@@ -172,6 +178,7 @@ def run_pareto(config: ParetoConfig) -> Sitting:
         write_page(shown, questions[: config.shown_prompts], reward, target.tokenizer, config)
     if sitting.is_complete and config.model.source == TESTBED:
         write_weights(points, questions, config)
+    log_frontier(frontier, config)
     print(f"written to {config.output_dir}")
     if isinstance(sitting.stopped_by, Exception):
         raise sitting.stopped_by
@@ -248,6 +255,14 @@ def write_figures(
     if config.plot:
         title = f"{config.model.label}, {Path(about['drafter']['name']).name} drafting, {config.task_name}"
         save_figure(draw_frontier(frontier, title), folder / "pareto")
+
+
+def log_frontier(frontier: Frontier, config: ParetoConfig) -> None:
+    """The points as a table and the files as an artifact, in the run of Weights & Biases where one is open."""
+    figures = ("acceptance", "reward", "certificate", "tokens_per_s")
+    rows = [(point.name, point.family, *(getattr(point, name).value for name in figures)) for point in frontier.points]
+    log_table("frontier", ("rule", "family", *figures), rows)
+    log_artifact("frontier", f"frontier-{config.task_name}", sorted(Path(config.output_dir).glob("pareto.*")))
 
 
 def _origin(about: Mapping[str, Any], sitting: Sitting, config: ParetoConfig) -> list[str]:

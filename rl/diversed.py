@@ -6,6 +6,7 @@ command goes on where a stopped run was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,16 @@ from typing import Any
 from omegaconf import MISSING
 from transformers import set_seed
 
-from models.checkpoint import heads_record, load_ensemble, load_heads, model_record, read_config, save_ensemble
+from models.checkpoint import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    heads_record,
+    load_ensemble,
+    load_heads,
+    model_record,
+    read_config,
+    save_ensemble,
+)
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.drafters.model import ModelDrafter, load_model_drafter
@@ -37,9 +47,12 @@ from train.provenance import origin
 from train.shards import ShardFolder
 from train.testbed import ensure_testbed
 from train.trainer import GuardGradients, require_unchanged
+from train.wandb_run import log_artifact
 
 DRAFTERS = ("model", "heads")
 DEFAULT_DRAFT_TOKENS = 4
+# What a sweeper may be given, of held-out prompts.
+METRICS = ("objective", "reward", "acceptance")
 TESTBED = "testbed"
 
 
@@ -81,11 +94,13 @@ class DiversedConfig:
     heldout_prompts: int = 32
     trainer: RLOptions = field(default_factory=RLOptions)
     logger: str = "jsonl"
+    log_checkpoint: bool = False
+    metric: list[str] = field(default_factory=lambda: ["objective"])
     output_dir: str = MISSING
 
 
-def train_verifier(config: DiversedConfig) -> float:
-    """Run it all; returns the held-out objective (the metric for sweeps), or 0 without held-out prompts."""
+def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
+    """Run it all; returns what `metric` names of the best head, for sweeps, or 0 without held-out prompts."""
     policy = check_options(config)
     reward, reward_name = load_reward(config.reward.spec, config.reward.options)
     load = load_testbed_datasets if config.model.source == TESTBED else load_datasets
@@ -128,12 +143,17 @@ def train_verifier(config: DiversedConfig) -> float:
     if interrupt.interrupted:
         exit_interrupted(trainer.state.global_step)
     require_unchanged(pair.target, fingerprint)
-    return finish(trainer, folder)
+    measured = finish(trainer, folder)
+    if config.log_checkpoint:
+        log_artifact("verifier", f"verifier-{folder.name}", [folder / CONFIG_NAME, folder / WEIGHTS_NAME])
+    found = tuple(measured.get(f"eval_{name}", 0.0) for name in config.metric)
+    return found if len(found) > 1 else found[0]
 
 
 def check_options(config: DiversedConfig) -> PolicyOptions:
     """The policy's options. ValueError for an option out of range, before anything is loaded."""
-    check_logger(config.logger)
+    check_logger(config.logger, config.log_checkpoint)
+    check_metric(config.metric, config.heldout_prompts)
     if config.drafter.kind not in DRAFTERS:
         raise ValueError(
             f"drafter.kind={config.drafter.kind!r}: the head weighs target against proposal, so drafter must be one of "
@@ -166,6 +186,14 @@ def check_options(config: DiversedConfig) -> PolicyOptions:
         clip_low=config.trainer.epsilon,
         clip_high=config.trainer.epsilon_high or config.trainer.epsilon,
     )
+
+
+def check_metric(names: Sequence[str], num_prompts: int) -> None:
+    """ValueError for a metric that is not measured."""
+    if not names or any(name not in METRICS for name in names):
+        raise ValueError(f"metric={list(names)}: must name one or more of {', '.join(METRICS)}")
+    if names != ["objective"] and not num_prompts:
+        raise ValueError(f"metric={list(names)} is measured on held-out prompts; set heldout_prompts above 0")
 
 
 def heads_folder(config: DiversedConfig) -> Path:
@@ -209,7 +237,7 @@ def make_head(config: DiversedConfig, pair: Pair) -> EnsembleHead:
 def require_same_run(folder: Path, config: DiversedConfig, pair: Pair) -> None:
     """ValueError for a folder that holds a head of other options or another pair: going on would mix the two."""
     options = asdict(config)
-    for name in ("work_dir", "output_dir", "logger", "model"):
+    for name in ("work_dir", "output_dir", "logger", "log_checkpoint", "metric", "model"):
         options.pop(name)
     made_from = {"holds": "ensemble head", "target": pair.target.fingerprint(), "drafter_fingerprint": pair.record}
     ShardFolder(folder, {**made_from, **_flat(options)}, suffix="")
@@ -223,8 +251,8 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def finish(trainer: DiversedTrainer, folder: Path) -> float:
-    """Measure the best head, export it, and say what came out."""
+def finish(trainer: DiversedTrainer, folder: Path) -> dict[str, float]:
+    """Measure the best head, export it, and say what came out; returns what was measured."""
     measured = trainer.evaluate() if trainer.eval_dataset is not None else {}
     save_ensemble(folder, trainer.head, trainer.pair.target, trainer.pair.record, trainer.provenance, trainer.measured)
     print(f"the head is in {folder} (best of step {trainer.state.best_global_step or trainer.state.global_step})")
@@ -236,7 +264,7 @@ def finish(trainer: DiversedTrainer, folder: Path) -> float:
         )
     if cost := update_cost(trainer.state.log_history, trainer.args.steps_per_generation):
         print(cost)
-    return measured.get("eval_objective", 0.0)
+    return measured
 
 
 def update_cost(log: list[dict[str, float]], steps_of_a_rollout: int) -> str:
@@ -262,7 +290,7 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @entry(DiversedConfig, "diversed")
-def main(config: DiversedConfig) -> float:
+def main(config: DiversedConfig) -> float | tuple[float, ...]:
     """Entry point."""
     return train_verifier(config)
 

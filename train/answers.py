@@ -20,6 +20,7 @@ from models.decoding.sampling import SamplingParams
 from models.target import Target
 from train.data import DataOptions, dedupe, render_prompt
 from train.prompts.record import Prompt
+from train.ranks import is_main, is_mine, wait_for_all
 from train.shards import ShardFolder, atomic_write, read_manifest
 
 SUFFIX = ".jsonl"
@@ -75,7 +76,8 @@ def answer_prompts(
 ) -> None:
     """Let the target answer all prompts, shard by shard, into `folder`; goes on where a stopped run was.
 
-    A shard's content depends on its prompts and the options alone, so a stopped run ends as an uninterrupted one.
+    A shard's content depends on its prompts and the options alone, so a stopped run ends as an uninterrupted one, and
+    several processes, which share the shards out, make what one would make.
     """
     rendered = render_unique(target, prompts, data, options.max_prompt_tokens)
     if not rendered:
@@ -85,14 +87,16 @@ def answer_prompts(
     store = ShardFolder(folder, _manifest(target, rendered, options), SUFFIX)
     size = options.shard_prompts
     num_shards = -(-len(rendered) // size)
-    missing = store.missing(num_shards)
+    missing = [index for index in store.missing(num_shards) if is_mine(index)]
     done = len(rendered) - sum(len(rendered[index * size : (index + 1) * size]) for index in missing)
     decoder = Decoder(target)
-    with tqdm(total=len(rendered), initial=done, desc="answering prompts", unit="prompt", disable=not missing) as bar:
+    is_quiet = not missing or not is_main()
+    with tqdm(total=len(rendered), initial=done, desc="answering prompts", unit="prompt", disable=is_quiet) as bar:
         for index in missing:
             answers = _answer_shard(decoder, rendered[index * size : (index + 1) * size], options, index, bar)
             with atomic_write(store.path(index)) as path:
                 write_answers(path, answers)
+    wait_for_all()
 
 
 def render_unique(

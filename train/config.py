@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
 import hydra
@@ -17,10 +19,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from train.presets import CONF, preset_names
+from train.ranks import is_main, num_ranks, rank
+from train.wandb_run import wandb_run
 
 # Set to 1, a user's error is shown with its traceback.
 FULL_ERROR = "HYDRA_FULL_ERROR"
 INTERRUPTED = 130
+# What the deepspeed launcher and older ones put before a program's own words; the environment says the same.
+LOCAL_RANK = ("--local_rank", "--local-rank")
+# Every process composes the same options; one of them writes down which.
+WRITES_NOTHING = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
 T = TypeVar("T")
 
@@ -48,10 +56,29 @@ def checked(cfg: DictConfig, schema: type[T]) -> T:
     return config
 
 
-def entry(schema: type[T], config_name: str) -> Callable[[Callable[[T], Any]], Callable[[], Any]]:
+def words_of_rank(words: Sequence[str]) -> list[str]:
+    """A command line's words as this process gives them to Hydra: no `--local_rank=N`, and only rank 0 writes files."""
+    kept = [word for word in words if word.partition("=")[0] not in LOCAL_RANK]
+    return kept if is_main() else [*kept, *WRITES_NOTHING]
+
+
+@contextmanager
+def quiet_unless_main() -> Iterator[None]:
+    """Prints of all processes but the first go nowhere; their errors, on the other stream, are told."""
+    if is_main():
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def entry(
+    schema: type[T], config_name: str, many_processes: bool = False
+) -> Callable[[Callable[[T], Any]], Callable[[], Any]]:
     """Turns `main(config)` into a command that reads conf/<config_name>.yaml and the command line.
 
-    A ValueError or a lack of disk ends it with one line and code 2; Ctrl-C with code 130.
+    A ValueError or a lack of disk ends it with one line and code 2; Ctrl-C with code 130. many_processes: whether
+    torchrun and the like may start it as several.
     """
 
     # Gives every option of the schema a place that the command line can override, typed from the start.
@@ -60,17 +87,30 @@ def entry(schema: type[T], config_name: str) -> Callable[[Callable[[T], Any]], C
     def decorate(main: Callable[[T], Any]) -> Callable[[], Any]:
         def run(cfg: DictConfig) -> Any:
             try:
-                return main(checked(cfg, schema))
+                config = checked(cfg, schema)
+                if num_ranks() > 1 and not many_processes:
+                    raise ValueError(
+                        f"WORLD_SIZE={num_ranks()}: {config_name} runs in one process; start it with python -m"
+                    )
+                with quiet_unless_main(), wandb_run(config):
+                    return main(config)
             except KeyboardInterrupt:
                 print("\nstopped; the same command goes on from here", file=sys.stderr)
                 sys.exit(INTERRUPTED)
             except (ValueError, OSError) as error:
                 if os.environ.get(FULL_ERROR) == "1":
                     raise
-                print(f"error: {error}\n(set {FULL_ERROR}=1 for the traceback)", file=sys.stderr)
+                who = "" if is_main() else f"rank {rank()}: "
+                print(f"{who}error: {error}\n(set {FULL_ERROR}=1 for the traceback)", file=sys.stderr)
                 sys.exit(2)
 
         wrapped: Callable[[], Any] = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(run)
-        return wrapped
+
+        @wraps(main)
+        def command() -> Any:
+            sys.argv[1:] = words_of_rank(sys.argv[1:])
+            return wrapped()
+
+        return command
 
     return decorate

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from models.target import Target
 from train.data import Example
 from train.examples import OnlineRows, Row
+from train.ranks import is_main, is_mine, wait_for_all
 from train.shards import ShardFolder, atomic_write, require_disk
 
 SUFFIX = ".safetensors"
@@ -81,13 +82,16 @@ def build_cache(
             "the hidden-state cache",
             "free some, point paths.hidden elsewhere, or set cache.enabled=false",
         )
+    mine = [index for index in missing if is_mine(index)]
     total = sum(len(example.input_ids) for example in examples)
-    to_do = sum(len(example.input_ids) for index in missing for example in shards[index])
-    with tqdm(total=total, initial=total - to_do, desc="hidden states", unit="tok", disable=not missing) as bar:
-        for index in missing:
+    to_do = sum(len(example.input_ids) for index in mine for example in shards[index])
+    is_quiet = not mine or not is_main()
+    with tqdm(total=total, initial=total - to_do, desc="hidden states", unit="tok", disable=is_quiet) as bar:
+        for index in mine:
             tensors = _shard_tensors(target, shards[index], options.batch_tokens, with_normaliser, bar)
             with atomic_write(store.path(index)) as path:
                 save_file(tensors, path)
+    wait_for_all()
     return CachedRows(examples, [store.path(index) for index in range(len(shards))], size)
 
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-LOGGERS = ("jsonl", "tensorboard", "wandb", "none")
+WANDB, NO_LOGGER = "wandb", "none"
+LOGGERS = ("jsonl", "tensorboard", WANDB, NO_LOGGER)
 
 
-def check_logger(name: str) -> None:
-    """ValueError for a logger that there is not."""
+def check_logger(name: str, log_checkpoint: bool = False) -> None:
+    """ValueError for a logger that there is not, or that is not installed, or that takes no checkpoints."""
     if name not in LOGGERS:
         raise ValueError(f"logger={name!r} is unknown; choose one of {', '.join(LOGGERS)}")
+    if name in (WANDB, "tensorboard") and find_spec(name) is None:
+        raise ValueError(f"logger={name} needs a package that is not installed: pip install 'foretoken[{name}]'")
+    if log_checkpoint and name != WANDB:
+        raise ValueError(f"log_checkpoint=true with logger={name}: only logger={WANDB} takes checkpoints")
 
 
 def report_to(name: str) -> list[str]:
     """The logger as transformers' `report_to` has it: those that are transformers' own."""
-    return [] if name in ("none", "jsonl") else [name]
+    return [] if name in (NO_LOGGER, "jsonl") else [name]
 
 
 def log_callbacks(name: str, folder: Path) -> list[TrainerCallback]:

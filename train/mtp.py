@@ -14,9 +14,9 @@ from omegaconf import MISSING
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from models.checkpoint import save_heads
+from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
-from models.target import TargetOptions, load_target
+from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
@@ -25,6 +25,7 @@ from train.hidden_cache import CacheOptions, split_rows
 from train.jsonl_logger import check_logger, log_callbacks
 from train.losses import LossOptions
 from train.provenance import origin
+from train.ranks import is_main, join, main_first
 from train.shards import require_same_run
 from train.texts import load_texts
 from train.trainer import (
@@ -37,6 +38,7 @@ from train.trainer import (
     require_unchanged,
     training_arguments,
 )
+from train.wandb_run import log_artifact
 
 
 @dataclass
@@ -61,14 +63,17 @@ class MTPConfig:
     loss: LossOptions = field(default_factory=LossOptions)
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     logger: str = "jsonl"
+    log_checkpoint: bool = False
     paths: PathOptions = field(default_factory=PathOptions)
 
 
 def train_heads(config: MTPConfig) -> float:
     """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
-    check_logger(config.logger)
+    check_logger(config.logger, config.log_checkpoint)
     set_seed(config.trainer.seed)
-    target = load_target(config.model)
+    join(resolve_device(config.model.device))
+    with main_first():
+        target = load_target(config.model)
     fingerprint = target.fingerprint()
     folder = Path(config.paths.heads)
     # Options that do not fit show here, and not after hours of answering prompts.
@@ -115,7 +120,10 @@ def train_heads(config: MTPConfig) -> float:
         "accuracy_by_rank": trainer.accuracy_by_rank(heldout_rows),
         "on": "held-out answers, simulated",
     }
-    save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
+    if is_main():
+        save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
+    if config.log_checkpoint:
+        log_artifact("heads", f"heads-{folder.name}", [folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     require_unchanged(target, fingerprint)
     rates = " / ".join(f"{rate:.2f}" for rate in simulated.acceptance_at)
     print(
@@ -155,7 +163,7 @@ def provenance(config: MTPConfig, text_digest: str, num_examples: int, trainer: 
     }
 
 
-@entry(MTPConfig, "mtp")
+@entry(MTPConfig, "mtp", many_processes=True)
 def main(config: MTPConfig) -> float:
     """Entry point."""
     return train_heads(config)

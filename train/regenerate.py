@@ -10,10 +10,11 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from models.target import TargetOptions, load_target
+from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions, answer_prompts, read_answers
 from train.config import entry
 from train.data import DataOptions, load_prompts
+from train.ranks import join, main_first
 
 
 @dataclass
@@ -34,10 +35,12 @@ class RegenerateConfig:
     paths: OutputOptions = field(default_factory=OutputOptions)
 
 
-@entry(RegenerateConfig, "regenerate")
+@entry(RegenerateConfig, "regenerate", many_processes=True)
 def main(config: RegenerateConfig) -> None:
     """Entry point."""
-    target = load_target(config.model)
+    join(resolve_device(config.model.device))
+    with main_first():
+        target = load_target(config.model)
     folder = Path(config.paths.answers)
     answer_prompts(target, load_prompts(config.data), config.data, config.answers, folder)
     answers = read_answers(folder)

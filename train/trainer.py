@@ -26,6 +26,7 @@ from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
 from train.losses import LossOptions, head_loss
+from train.ranks import any_rank, gather_pieces, is_main, is_mine
 from train.targets import draft_bases, line_up
 
 BEST_METRIC = "eval_block_length"
@@ -93,7 +94,9 @@ class AnswerTrainer(NoStepTooMany):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
-        return BucketSampler(dataset.lengths, self.args.train_batch_size, self.args.seed)
+        # Whole batches of the step, which each process takes its part of: their number changes nothing.
+        size = self.args.train_batch_size * self.accelerator.num_processes
+        return BucketSampler(dataset.lengths, size, self.args.seed)
 
     def _book(self, **sums: Tensor) -> None:
         for name, value in sums.items():
@@ -179,17 +182,21 @@ class HeadTrainer(AnswerTrainer):
 
     @torch.no_grad()
     def _answers(self, dataset: Dataset[Row], measure: Callable[[Tensor, Tensor, int], Measured]) -> list[Measured]:
-        """`measure` of every answer: hidden states [T, H] and ids [T] up to its end, and where it begins."""
+        """`measure` of every answer: hidden states [T, H] and ids [T] up to its end, and where it begins.
+
+        Several processes share the examples out, and each gets all that was measured, in order.
+        """
         self.head.eval()
-        measured = []
-        for index in tqdm(range(len(dataset)), desc="held-out", unit="text", leave=False):  # type: ignore[arg-type]
+        measured: dict[int, list[Measured]] = {}
+        mine = [index for index in range(len(dataset)) if is_mine(index)]  # type: ignore[arg-type]
+        for index in tqdm(mine, desc="held-out", unit="text", leave=False, disable=not is_main()):
             inputs = self._prepare_inputs(collate([dataset[index]]))
             with self.compute_loss_context_manager():
                 hidden_BTH, _ = self._teacher(inputs)
                 ids_T = inputs["input_ids"][0]
-                for first, end in answer_spans(inputs["loss_mask"][0]):
-                    measured.append(measure(hidden_BTH[0, :end], ids_T[:end], first))
-        return measured
+                spans = answer_spans(inputs["loss_mask"][0])
+                measured[index] = [measure(hidden_BTH[0, :end], ids_T[:end], first) for first, end in spans]
+        return [one for of_example in gather_pieces(measured) for one in of_example]
 
 
 class GuardGradients(TrainerCallback):
@@ -204,10 +211,15 @@ class GuardGradients(TrainerCallback):
 
 
 class StopOnInterrupt(TrainerCallback):
-    """First Ctrl-C (or SIGTERM): finish the step, save, stop. Second: stop at once."""
+    """First Ctrl-C (or SIGTERM): finish the step, save, stop. Second: stop at once.
+
+    What reaches one of several processes stops all of them after the same step. A launcher that was stopped by Ctrl-C,
+    as its processes were, sends them a SIGTERM, which is no second one.
+    """
 
     def __init__(self) -> None:
         self.interrupted = False
+        self._seen: set[int] = set()
         self._before: dict[int, Any] = {}
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -224,13 +236,15 @@ class StopOnInterrupt(TrainerCallback):
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:
+        if number in self._seen:
             self.restore()
             raise KeyboardInterrupt
+        self._seen.add(number)
         self.interrupted = True
         print("\nstopping after this step; once more to stop at once", flush=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.interrupted = any_rank(self.interrupted)
         if self.interrupted:
             control.should_save = True
             control.should_training_stop = True
@@ -286,6 +300,8 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, logge
         remove_unused_columns=False,
         report_to=report_to(logger),
         dataloader_num_workers=0,
+        # Output heads of their own are used behind the model's forward, where the search would count them twice.
+        ddp_find_unused_parameters=False,
     )
 
 

@@ -1,0 +1,86 @@
+"""Several processes at one job, as torchrun, deepspeed or accelerate start them: who is who, and what they agree on.
+
+A process by itself is rank 0 of 1, and everything here then costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+# A process that has more prompts to answer than another is waited for. One that dies ends the job at once all the same,
+# by its launcher.
+PATIENCE = timedelta(days=2)
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def num_ranks() -> int:
+    """Processes at this job."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this is the process that prints, logs and writes what all have in common."""
+    return rank() == 0
+
+
+def is_mine(index: int) -> bool:
+    """Whether this process does piece `index` of work that is dealt out; who does which depends on nothing else."""
+    return index % num_ranks() == rank()
+
+
+def join(device: str) -> None:
+    """Meet the others, where there are any. transformers and accelerate take up what is made here."""
+    if num_ranks() == 1 or dist.is_initialized():
+        return
+    if is_cuda := device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(device))
+    dist.init_process_group("nccl" if is_cuda else "gloo", timeout=PATIENCE)
+
+
+def wait_for_all() -> None:
+    """Returns when every process is here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """The others begin when the first has ended, and find what it has made."""
+    if not is_main():
+        wait_for_all()
+    yield
+    if is_main():
+        wait_for_all()
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether it holds in any process; the same answer in all of them, which must all ask."""
+    if not dist.is_initialized():
+        return flag
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    flags = torch.tensor(int(flag), device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags)
+
+
+def gather_pieces(mine: Mapping[int, T]) -> list[T]:
+    """Everyone's pieces by their numbers, in order, in every process."""
+    parts: list[Mapping[int, T]] = [mine]
+    if dist.is_initialized():
+        parts = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(parts, mine)
+    pieces = {index: piece for part in parts for index, piece in part.items()}
+    return [pieces[index] for index in sorted(pieces)]
