@@ -63,7 +63,7 @@ class BenchConfig:
     rounds: int = 3
     warmup_rounds: int = 1
     with_generate: bool = True
-    prompt_lookup_tokens: int = 4
+    prompt_lookup_tokens: Any = 4  # a number or a list of numbers
     threads: int = 0
     output_dir: str = "outputs/bench"
 
@@ -85,6 +85,7 @@ def check_options(config: BenchConfig) -> dict[str, int]:
     if config.length.kind != FIXED and not drafters:
         raise ValueError(f"length={config.length.kind} has no drafts to cut; {ADD_DRAFTER}, or leave out length")
     draft_token_counts(config.num_draft_tokens)
+    draft_token_counts(config.prompt_lookup_tokens, "prompt_lookup_tokens", "no such row")
     if not config.splits or set(config.splits) - set(SPLITS) or len(set(config.splits)) < len(config.splits):
         raise ValueError(f"splits={config.splits} must name each of {', '.join(SPLITS)} at most once, and one of them")
     if config.num_draft_tokens and not drafters:
@@ -95,7 +96,7 @@ def check_options(config: BenchConfig) -> dict[str, int]:
         raise ValueError(
             f"checkpoint={config.checkpoint!r} is for drafter={' or '.join(WITH_CHECKPOINT)}; add that, or leave it out"
         )
-    at_least = {"prompts_per_task": 1, "batch_size": 1, "rounds": 1, "warmup_rounds": 0, "prompt_lookup_tokens": 0}
+    at_least = {"prompts_per_task": 1, "batch_size": 1, "rounds": 1, "warmup_rounds": 0}
     for name, least in {**at_least, "threads": 0, "short_tokens": 0, "long_tokens": 0}.items():
         if (value := getattr(config, name)) < least:
             raise ValueError(f"{name}={value} must be at least {least}")
@@ -113,13 +114,15 @@ def checkpoint_folder(config: BenchConfig) -> Path:
     return Path(config.checkpoint or f"{config.work_dir}/mtp")
 
 
-def draft_token_counts(value: Any) -> list[int]:
-    """One K or several, in their order; [] for 0, each drafter's own. ValueError for anything else."""
+def draft_token_counts(
+    value: Any, option: str = "num_draft_tokens", of_zero: str = "the number that a drafter has by itself"
+) -> list[int]:
+    """One K or several, in their order; [] for 0, which means `of_zero`. ValueError for anything else."""
     counts = value if isinstance(value, list) else [] if value == 0 and not isinstance(value, bool) else [value]
     if any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in counts) or len(set(counts)) < len(counts):
         raise ValueError(
-            f"num_draft_tokens={value!r} must be a number of at least 1, a list of different ones such as [1,3], or 0 "
-            "for the number that a drafter has by itself"
+            f"{option}={value!r} must be a number of at least 1, a list of different ones such as [1,3], or 0 for "
+            f"{of_zero}"
         )
     return counts
 
@@ -130,9 +133,9 @@ def make_methods(target: Target, drafters: Mapping[str, Drafting], config: Bench
     methods: list[Method] = [DecoderMethod(PLAIN, Decoder(target), sampling, batch_size)]
     if config.with_generate:
         methods.append(GenerateMethod(GENERATE, target, sampling, batch_size))
-    if config.prompt_lookup_tokens and batch_size == 1:
-        name = f"transformers prompt lookup, {config.prompt_lookup_tokens} tokens"
-        methods.append(GenerateMethod(name, target, sampling, batch_size, config.prompt_lookup_tokens))
+    for count in draft_token_counts(config.prompt_lookup_tokens) if batch_size == 1 else ():
+        name = f"transformers prompt lookup, {count} tokens"
+        methods.append(GenerateMethod(name, target, sampling, batch_size, count))
     for label, drafting in drafters.items():
         for verifier, length, count in _variants(drafting, config):
             try:
