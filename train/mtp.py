@@ -20,6 +20,7 @@ from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
+from train.deepspeed_options import check_deepspeed
 from train.examples import first_texts, most_frequent_tokens
 from train.hidden_cache import CacheOptions, split_rows
 from train.jsonl_logger import check_logger, log_callbacks
@@ -62,6 +63,7 @@ class MTPConfig:
     heads: HeadOptions = field(default_factory=HeadOptions)
     loss: LossOptions = field(default_factory=LossOptions)
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
+    deepspeed: dict[str, Any] = field(default_factory=dict)
     logger: str = "jsonl"
     log_checkpoint: bool = False
     paths: PathOptions = field(default_factory=PathOptions)
@@ -70,6 +72,7 @@ class MTPConfig:
 def train_heads(config: MTPConfig) -> float:
     """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
     check_logger(config.logger, config.log_checkpoint)
+    check_deepspeed(config.deepspeed)
     set_seed(config.trainer.seed)
     join(resolve_device(config.model.device))
     with main_first():
@@ -78,7 +81,7 @@ def train_heads(config: MTPConfig) -> float:
     folder = Path(config.paths.heads)
     # Options that do not fit show here, and not after hours of answering prompts.
     build_head(target, replace(config.heads, own_output_head=False))
-    arguments = training_arguments(config.trainer, folder, target.device.type, config.logger)
+    arguments = training_arguments(config.trainer, folder, target.device.type, config.logger, config.deepspeed)
     train, heldout, digest = load_texts(
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )

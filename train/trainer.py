@@ -6,7 +6,7 @@ Only the head is the Trainer's model: the target is never in its optimizer, its 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
 from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
+from train.deepspeed_options import complete
 from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
@@ -271,8 +272,15 @@ class StopWhenFlat(TrainerCallback):
             control.should_training_stop = True
 
 
-def training_arguments(options: TrainerOptions, folder: Path, device: str, logger: str) -> TrainingArguments:
-    """TrainingArguments for these options. Evaluation and saving share their steps, so that the best one is kept."""
+def training_arguments(
+    options: TrainerOptions, folder: Path, device: str, logger: str, deepspeed: Mapping[str, Any] | None = None
+) -> TrainingArguments:
+    """TrainingArguments for these options. Evaluation and saving share their steps, so that the best one is kept.
+
+    With deepspeed, whose engine does its own casts, there is no autocast.
+    """
+    engine = complete(deepspeed or {})
+    has_autocast = options.autocast and engine is None and resolve_dtype(AUTO, device) == "bfloat16"
     return TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=options.num_train_epochs,
@@ -293,8 +301,10 @@ def training_arguments(options: TrainerOptions, folder: Path, device: str, logge
         metric_for_best_model=BEST_METRIC,
         greater_is_better=True,
         logging_steps=options.logging_steps,
-        bf16=options.autocast and resolve_dtype(AUTO, device) == "bfloat16",
-        use_cpu=device == "cpu",
+        bf16=has_autocast,
+        deepspeed=engine,
+        use_cpu=device == "cpu"
+        and engine is None,  # transformers takes no engine there; without a GPU it finds the CPU
         seed=options.seed,
         data_seed=options.seed,
         remove_unused_columns=False,

@@ -1,0 +1,37 @@
+"""deepspeed=: what its files in conf/deepspeed leave to transformers, and whether it can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+# "auto" is what the other training options say. No bf16 section: deepspeed would keep the heads in bfloat16, and lose
+# the updates that are smaller than its spacing. The optimizer is torch's own, as without deepspeed.
+FROM_OPTIONS = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+}
+# Under stage 3 no process has the whole head, which the loss and the held-out decoding read outside of its forward.
+LAST_STAGE = 2
+
+
+def check_deepspeed(options: Mapping[str, Any]) -> None:
+    """ValueError where deepspeed is asked for and not installed, or asked for what draft heads cannot have."""
+    if not options:
+        return
+    if find_spec("deepspeed") is None:
+        raise ValueError(
+            "deepspeed=zero1|zero2 needs a package that is not installed: pip install 'foretoken[deepspeed]'"
+        )
+    stage = options.get("zero_optimization", {}).get("stage", 0)
+    if stage > LAST_STAGE:
+        raise ValueError(f"deepspeed.zero_optimization.stage={stage}: draft heads train under stages 0 to {LAST_STAGE}")
+
+
+def complete(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration as transformers takes it; None without deepspeed."""
+    return {**FROM_OPTIONS, **options} if options else None
