@@ -27,7 +27,7 @@ QUESTIONS = (
     "Max earns 8 dollars an hour. What does he earn in 6 hours?",
 )
 MAX_NEW_TOKENS = 96
-# Share of blocks; beyond it the last block of a sequence, which vLLM drafts whole, makes a difference of a point.
+# A share of blocks: vLLM counts drafts behind the end of a sequence, and we do not.
 TOLERANCE = 0.02
 
 
