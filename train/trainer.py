@@ -27,7 +27,7 @@ from train.examples import BucketSampler, Row, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
 from train.losses import LossOptions, head_loss
-from train.ranks import any_rank, gather_pieces, is_main, is_mine
+from train.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks
 from train.targets import draft_bases, line_up
 
 BEST_METRIC = "eval_block_length"
@@ -281,7 +281,7 @@ def training_arguments(
     """
     engine = complete(deepspeed or {})
     has_autocast = options.autocast and engine is None and resolve_dtype(AUTO, device) == "bfloat16"
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=options.num_train_epochs,
         max_steps=options.max_steps or -1,
@@ -303,8 +303,7 @@ def training_arguments(
         logging_steps=options.logging_steps,
         bf16=has_autocast,
         deepspeed=engine,
-        use_cpu=device == "cpu"
-        and engine is None,  # transformers takes no engine there; without a GPU it finds the CPU
+        use_cpu=device == "cpu",
         seed=options.seed,
         data_seed=options.seed,
         remove_unused_columns=False,
@@ -313,6 +312,10 @@ def training_arguments(
         # Output heads of their own are used behind the model's forward, where the search would count them twice.
         ddp_find_unused_parameters=False,
     )
+    # Otherwise each would train by itself, in silence, and write over what the others write.
+    found = arguments.world_size
+    assert found == num_ranks(), f"{num_ranks()} processes were started, and transformers sees {found}"
+    return arguments
 
 
 def early_stopping(options: TrainerOptions) -> list[TrainerCallback]:
