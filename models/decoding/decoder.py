@@ -243,7 +243,8 @@ class Decoder:
         num_drafted = [min(self.num_draft_tokens, row.remaining - 1) for row in rows]
         # Of a tree all is drafted whatever may still be emitted: its shape must not depend on a row's neighbours.
         longest = self.num_draft_tokens if self.num_nodes else max(num_drafted)
-        width = self.length.choose(len(rows), longest) if max(num_drafted) > 0 else 0
+        may_draft = max(num_drafted) > 0
+        width = self.length.choose(len(rows), longest) if may_draft else 0
         num_drafted = [min(width, count) for count in num_drafted]
         num_places = self.num_nodes or self.num_draft_tokens
         uniforms_BU = None
@@ -295,7 +296,8 @@ class Decoder:
         next_tokens_BT.scatter_(1, verdict.num_accepted_B[:, None], verdict.next_token_B[:, None])
         self._book("verify_s", clock)
         batch_left = self._go_on(batch, hidden_BTH, next_tokens_BT, kept)
-        self.length.observe(width, counts, time.perf_counter() - started)
+        if may_draft:
+            self.length.observe(width, counts, time.perf_counter() - started)
         return batch_left
 
     def _block_processor(self, rows: Sequence[Row], params: GenerationParams) -> BlockProcessor | None:

@@ -9,8 +9,10 @@ output law stays what it is (Leviathan et al. 2023, arXiv 2211.17192, section 3.
 Must not do: draft, or look at probabilities (`drafters.stop` ends a draft by what the drafter sees).
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +20,15 @@ import numpy as np
 from models.decoding.estimates import START_COST, KeepRates
 
 # Drafted tokens that an estimate of how often they are kept remembers, and how many of them it still does when new
-# prompts come; observations that a relative cost remembers.
-MEMORY_TOKENS, MEMORY_OF_OTHERS, MEMORY_COSTS = 128.0, 16.0, 16
-# A single measurement counts as at most so many times what was expected, and no less than its inverse.
-CLIP = 2.0
+# prompts come; blocks that the mean of what a length emits remembers, and blocks that the estimate from single places
+# counts like beside it.
+MEMORY_TOKENS, MEMORY_OF_OTHERS, MEMORY_BLOCKS, PLACES_WEIGHT = 128.0, 48.0, 300.0, 24.0
 # What trying other lengths may cost: a share of all time, and so many blocks' time more when new prompts come.
 SEARCH_SHARE, SEARCH_START = 0.01, 1.0
+# Blocks of each length when the costs are first measured, of which the first counts for nothing, and in a later trial.
+CALIBRATION, TRIAL = 6, 4
+# How much a later trial's cost counts beside what was known.
+TRIAL_WEIGHT = 0.5
 
 
 class Length(Protocol):
@@ -61,36 +66,27 @@ class FixedLength:
 
 @dataclass
 class _Costs:
-    """Seconds of a block of each length as relative[k] * scale, for one number of rows.
+    """What blocks of each length take, each relative to the others, for one number of rows.
 
-    The scale follows what all blocks share (a longer context, another program on the machine); a relative cost changes
-    only where its length is tried beside others, so that the two cannot be mistaken for one another.
+    Lengths are compared by blocks in turns, whose medians are: a machine that grows slower, or a context that grows,
+    changes them alike, and a block that was held up changes nothing.
     """
 
     relative: dict[int, float] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)
-    scale: float = 0.0
 
-    def observe(self, length: int, seconds: float, is_usual: bool) -> None:
-        """is_usual: this length is the one that most blocks have, and so tells of the scale."""
-        if not self.scale:
-            self.scale, self.relative[length], self.counts[length] = seconds, 1.0, 0
+    def settle(self, seconds: dict[int, list[float]], known: int | None) -> None:
+        """Take in blocks that took turns. known: the length whose cost stays; None: these are the first."""
+        if known is None:
+            self.relative = {length: median(times[1:]) for length, times in seconds.items() if len(times) > 1}
             return
-        found = seconds / self.scale
-        expected = self.relative.get(length)
-        if expected is None or not self.knows(length):
-            self.relative[length], self.counts[length] = found, self.counts.get(length, -1) + 1
+        if not seconds.get(known):
             return
-        found = min(max(found, expected / CLIP), expected * CLIP)
-        self.counts[length] = min(self.counts[length] + 1, MEMORY_COSTS)
-        if is_usual:
-            self.scale *= 1.0 + (found / expected - 1.0) / MEMORY_COSTS
-        else:
-            self.relative[length] += (found - expected) / self.counts[length]
-
-    def knows(self, length: int) -> bool:
-        """Whether it was measured twice: once is not enough, for a length's first block may have set up things."""
-        return self.counts.get(length, -1) >= 1
+        unit = self.relative[known] / median(seconds[known])
+        for length, times in seconds.items():
+            if length != known:
+                found = median(times) * unit
+                before = self.relative.get(length, found)
+                self.relative[length] = before + TRIAL_WEIGHT * (found - before)
 
     def all_costs(self, longest: int) -> list[float]:
         """Of the lengths 0 .. longest, never falling: on lines through those that were tried.
@@ -99,8 +95,8 @@ class _Costs:
         """
         known = sorted(self.relative)
         if not known:
-            return [1.0 + START_COST * length for length in range(longest + 1)]
-        costs = monotone([self.relative[k] for k in known], [max(1, self.counts[k]) for k in known])
+            return [1.0 + START_COST * length for length in range(longest + 1)]  # nothing is measured
+        costs = monotone([self.relative[k] for k in known], [1.0] * len(known))
         slope = START_COST * costs[-1] if len(known) == 1 else (costs[-1] - costs[0]) / (known[-1] - known[0])
         ends = [(-1, costs[0] - slope * (known[0] + 1)), (longest + 1, costs[-1] + slope * (longest + 1 - known[-1]))]
         places, values = zip(*sorted([*zip(known, costs, strict=True), *ends]), strict=True)
@@ -118,13 +114,38 @@ def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     return [mean for mean, _, count in pools for _ in range(count)]
 
 
+class _Mean:
+    """A running mean over the last `memory` observations."""
+
+    def __init__(self, memory: float) -> None:
+        self.memory = memory
+        self.total = self.weight = 0.0
+
+    def observe(self, value: float, count: int) -> None:
+        """`count` observations of this mean value."""
+        keep = (1.0 - 1.0 / self.memory) ** count
+        self.total, self.weight = self.total * keep + value * count, self.weight * keep + count
+
+    def with_prior(self, value: float, weight: float) -> float:
+        """The mean, with so many more observations of another value."""
+        return (self.total + value * weight) / (self.weight + weight)
+
+    def trust_at_most(self, weight: float) -> None:
+        """Let the past count like no more than so many observations."""
+        if self.weight > weight:
+            self.total, self.weight = self.total * weight / self.weight, weight
+
+
 class AdaptiveLength:
     """The length with the most emitted tokens a second, by running estimates; 0 where plain decoding has.
 
-    The first blocks try the ends and the middle of the range; after them a block now and then tries a neighbour of the
-    best length or none at all, as often as a hundredth of the time pays for. Estimates outlive a `generate`. Because
-    times enter, two runs may draft differently: greedy output never depends on it, and sampled output has the same law
-    but not the same tokens.
+    What a length emits is estimated from its own blocks, since where blocks begin depends on how long they are; for a
+    length that was hardly tried the estimate rests on single places. The first blocks compare the ends and the middle
+    of the range; after them a few blocks now and then compare the best length with a neighbour, with none at all, or
+    with the next best, as often as a hundredth of the time pays for.
+
+    Estimates outlive a `generate`. Because times enter, two runs may draft differently: greedy output never depends on
+    it, and sampled output has the same law but not the same tokens.
     """
 
     def __init__(self, num_draft_tokens: int) -> None:
@@ -133,42 +154,73 @@ class AdaptiveLength:
             raise ValueError(f"num_draft_tokens={num_draft_tokens}: an adaptive length needs at least 1 to choose from")
         self.num_draft_tokens = num_draft_tokens
         self._rates = KeepRates(num_draft_tokens, MEMORY_TOKENS)
+        self._emitted = [_Mean(MEMORY_BLOCKS) for _ in range(num_draft_tokens + 1)]  # by a row's block of this length
         self._costs: dict[int, _Costs] = {}
         self._num_rows = 0
         self._best = num_draft_tokens
         self._budget = 0.0  # for the search, in blocks of the best length
         self._turn = 0
+        self._to_come: deque[int] = deque()  # lengths of blocks that are compared, and what the last of them took
+        self._compared: dict[int, list[float]] = {}
+        self._known: int | None = None
 
     def begin(self) -> None:
         """See `Length.begin`."""
         self._budget = SEARCH_START
         self._rates.trust_at_most(MEMORY_OF_OTHERS)
+        for mean in self._emitted:
+            mean.trust_at_most(MEMORY_OF_OTHERS)
 
     def choose(self, num_rows: int, longest: int) -> int:
         """See `Length.choose`."""
-        self._num_rows = num_rows
-        costs = self._costs.setdefault(num_rows, _Costs())
-        unmeasured = [k for k in (self.num_draft_tokens, 0, (self.num_draft_tokens + 1) // 2) if not costs.knows(k)]
-        if unmeasured:
-            return min(unmeasured[0], longest)
-        expected, cost = self._rates.expected_tokens(), costs.all_costs(self.num_draft_tokens)
-        self._best = max(range(len(expected)), key=lambda length: expected[length] / cost[length])
-        others = [self._best + 1, self._best - 1, 0]
-        other = others[self._turn % len(others)]
-        if not 0 <= other <= self.num_draft_tokens or other == self._best:
-            self._turn += 1
-            return min(self._best, longest)
-        # Over what the best length would have taken for the tokens that the other one is expected to give.
-        loss = cost[other] / cost[self._best] - expected[other] / expected[self._best]
-        if loss > self._budget:
-            return min(self._best, longest)
-        self._budget -= loss
-        self._turn += 1
-        return min(other, longest)
+        if num_rows != self._num_rows:
+            self._num_rows = num_rows
+            self._to_come.clear()
+        if not self._to_come:
+            self._plan(self._costs.setdefault(num_rows, _Costs()))
+        return min(self._to_come[0], longest)
 
     def observe(self, asked: int, num_accepted: Sequence[int], seconds: float) -> None:
         """See `Length.observe`."""
-        costs = self._costs[self._num_rows]
-        costs.observe(asked, seconds, asked == self._best)
         self._budget += SEARCH_SHARE
         self._rates.observe(asked, num_accepted)
+        self._emitted[asked].observe(1.0 + sum(num_accepted) / len(num_accepted), len(num_accepted))
+        self._compared.setdefault(asked, []).append(seconds)
+        self._to_come.popleft()
+        if not self._to_come and len(self._compared) > 1:
+            self._costs[self._num_rows].settle(self._compared, self._known)
+
+    def _plan(self, costs: _Costs) -> None:
+        """The lengths of the blocks to come: one of the best, or several that are compared."""
+        self._compared = {}
+        if not costs.relative:
+            self._known = None
+            self._to_come.extend([self.num_draft_tokens, 0, (self.num_draft_tokens + 1) // 2] * CALIBRATION)
+            return
+        expected, cost = self.expected_tokens(), costs.all_costs(self.num_draft_tokens)
+        rates = [tokens / seconds for tokens, seconds in zip(expected, cost, strict=True)]
+        self._best = best = rates.index(max(rates))
+        if best not in costs.relative:  # what lies between two lengths that were measured is no measurement
+            self._known = min(costs.relative, key=lambda length: abs(length - best))
+            self._to_come.extend([best, self._known] * TRIAL)
+            return
+        self._known = best
+        far = [length for length in range(len(rates)) if abs(length - best) > 1]
+        others = [best + 1, best - 1, 0, max(far, key=lambda length: rates[length], default=0)]
+        other = others[self._turn % len(others)]
+        if not 0 <= other <= self.num_draft_tokens or other == best:
+            self._turn += 1
+            other = best
+        # Over what the best length would have taken for the tokens that the other one is expected to give.
+        loss = TRIAL * (cost[other] / cost[best] - expected[other] / expected[best])
+        if other == best or loss > self._budget:
+            self._to_come.append(best)
+            return
+        self._budget -= loss
+        self._turn += 1
+        self._to_come.extend([other, best] * TRIAL)
+
+    def expected_tokens(self) -> list[float]:
+        """Emitted tokens of a row's block, for each length 0 .. K."""
+        from_places = self._rates.expected_tokens()
+        return [mean.with_prior(places, PLACES_WEIGHT) for mean, places in zip(self._emitted, from_places, strict=True)]

@@ -93,9 +93,10 @@ def fresh_draft(drafter: Drafter, target: Target, text: list[int], drafted: list
         state = drafter.start([text])
         hidden_BTH = target.hidden(torch.tensor([text[:-1]]))
         drafter.absorb(state, hidden_BTH, torch.tensor([text[1:]]), [len(text) - 1])
-        hidden_BH, logits_BV = drafter.head.draft_step(state, None)
+        drafter.read(state)
+        hidden_BH, logits_BV = drafter.head.draft_step(state.head, None)
         for token in drafted:
-            hidden_BH, logits_BV = drafter.head.draft_step(state, torch.tensor([token]))
+            hidden_BH, logits_BV = drafter.head.draft_step(state.head, torch.tensor([token]))
         hidden_H, logits_V = hidden_BH[0], logits_BV[0]
     return hidden_H, (target.hide_padding(logits_V.clone()) / TEMPERATURE).softmax(dim=-1)
 

@@ -71,9 +71,9 @@ def _small_testbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def command(monkeypatch: pytest.MonkeyPatch, main: Callable[[], Any], *words: str) -> None:
-    """`python -m MODULE WORDS`, in this process."""
+    """`python -m MODULE WORDS`, in this process, whose log handlers Hydra's own would close."""
     GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["command", *words])
+    monkeypatch.setattr(sys, "argv", ["command", *words, "hydra/job_logging=none", "hydra/hydra_logging=none"])
     main()
 
 

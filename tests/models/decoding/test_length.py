@@ -32,7 +32,7 @@ from tests.models.decoding.test_decoder_sampled import (
 
 LONGEST = 8
 NUM_BLOCKS = 2000
-NOISE = 0.1  # of a block's time, relative
+NOISE = 0.05  # of a block's time, relative
 # Kept, given what stands before: hopeless, poor, fair, good, nearly always.
 KEPT = (0.0, 0.2, 0.5, 0.8, 0.95)
 # Times of blocks of 0 .. 8 drafted tokens: cheap ones, a draft that costs a third of a pass, and a batch whose pass
@@ -48,9 +48,12 @@ TIMES = {
 class World:
     """Blocks whose tokens are kept independently with one probability, in times with noise and a slow drift."""
 
-    def __init__(self, kept: float, times: Sequence[float], num_rows: int = 1) -> None:
-        self.kept, self.times, self.num_rows = kept, times, num_rows
-        self.generator = np.random.default_rng(0)
+    def __init__(
+        self, kept: float, times: Sequence[float], num_rows: int = 1, held_up: float = 0.0, seed: int = 0
+    ) -> None:
+        self.kept, self.times, self.num_rows, self.held_up = kept, times, num_rows, held_up
+        self.asked: list[int] = []
+        self.generator = np.random.default_rng(seed)
         self.seconds = self.tokens = 0.0
         self.num_blocks = 0
 
@@ -62,6 +65,8 @@ class World:
             drift = 1.0 + self.num_blocks / NUM_BLOCKS  # the context grows
             noise = 1.0 + NOISE * self.generator.standard_normal()
             seconds = 0.04 * drift * self.times[asked] * noise * (3.0 if self.num_blocks == 0 else 1.0)
+            seconds *= 5.0 if self.generator.random() < self.held_up else 1.0
+            self.asked.append(asked)
             passed = self.generator.random((self.num_rows, asked)) < self.kept
             counts = passed.cumprod(axis=1).sum(axis=1).tolist()
             length.observe(asked, counts, seconds)
@@ -78,51 +83,49 @@ def best_rate(kept: float, times: Sequence[float]) -> float:
 
 @pytest.mark.parametrize(("kept", "name"), list(itertools.product(KEPT, TIMES)))
 def test_near_the_best_fixed_length(kept: float, name: str) -> None:
-    """Within 3% of the best fixed length, plain decoding included: everything, the search for it too, is paid for."""
-    world = World(kept, TIMES[name])
-    expected = best_rate(kept, TIMES[name])
-    rates = []
-    length = AdaptiveLength(LONGEST)
-    world.run(length, 100)  # as in the bench, where a warm-up comes before what is measured
-    for _ in range(5):
-        before = world.tokens, world.seconds
-        world.run(length, NUM_BLOCKS // 5)
-        drift = 1.0 + (world.num_blocks - NUM_BLOCKS / 10) / NUM_BLOCKS
-        rates.append((world.tokens - before[0]) / (world.seconds - before[1]) * 0.04 * drift)
-    assert np.mean(rates) > 0.97 * expected
+    """Within 4% of the best fixed length, plain decoding included: everything, the search for it too, is paid for."""
+    shares = []
+    for seed in range(3):
+        world, length = World(kept, TIMES[name], seed=seed), AdaptiveLength(LONGEST)
+        world.run(length, 100)  # as in the bench, where a warm-up comes before what is measured
+        for _ in range(5):
+            before = world.tokens, world.seconds
+            world.run(length, NUM_BLOCKS // 5)
+            drift = 1.0 + (world.num_blocks - NUM_BLOCKS / 10) / NUM_BLOCKS
+            rate = (world.tokens - before[0]) / (world.seconds - before[1]) * 0.04 * drift
+            shares.append(rate / best_rate(kept, TIMES[name]))
+    assert np.mean(shares) > 0.96
 
 
 def test_follows_a_change() -> None:
     """From text that is never guessed to text that always is, and back."""
     length = AdaptiveLength(LONGEST)
     bad, good = World(0.0, TIMES["dear"]), World(0.98, TIMES["dear"])
-    bad.run(length, 400)
-    assert length.choose(1, LONGEST) == 0
-    length.observe(0, [0], 0.04)
-    good.run(length, 300)
-    assert sum(_asked(length, good, 50)) / 50 > 4
-    bad.run(length, 400)
-    assert sum(_asked(length, bad, 50)) / 50 < 1
-
-
-def _asked(length: AdaptiveLength, world: World, num_blocks: int) -> list[int]:
-    found = []
-    for _ in range(num_blocks):
-        found.append(length.choose(1, LONGEST))
-        length.observe(found[-1], [int(found[-1] * (world.kept > 0.5))], 0.04 * world.times[found[-1]])
-    return found
+    for world, num_blocks, least, most in ((bad, 400, 0.0, 1.0), (good, 400, 4.0, 8.0), (bad, 400, 0.0, 1.0)):
+        world.run(length, num_blocks)
+        world.asked.clear()
+        world.run(length, 50)
+        assert least <= np.mean(world.asked) <= most
 
 
 def test_costs_are_kept_for_each_number_of_rows() -> None:
     """Where a wide batch makes drafting lose, a single row still drafts."""
     length = AdaptiveLength(LONGEST)
+    one, many = World(0.6, TIMES["cheap"]), World(0.6, TIMES["wide"], num_rows=32)
     for _ in range(3):
-        World(0.6, TIMES["cheap"], num_rows=1).run(length, 200)
-        World(0.6, TIMES["wide"], num_rows=32).run(length, 200)
-    assert length.choose(1, LONGEST) > 2
-    length.observe(length._best, [0], 0.04)
-    chosen = [length.choose(32, LONGEST) for _ in range(20)]
-    assert sorted(chosen)[10] == 0
+        one.run(length, 200)
+        many.run(length, 200)
+    assert np.median(one.asked[-100:]) > 2
+    assert np.median(many.asked[-100:]) == 0
+
+
+def test_a_block_that_was_held_up_changes_nothing() -> None:
+    """One block in ten takes five times as long, whatever its length: still within 8% of the best fixed length."""
+    for kept, name in ((0.0, "dear"), (0.8, "dear"), (0.95, "cheap")):
+        world = World(kept, TIMES[name], held_up=0.1)
+        rate = world.run(AdaptiveLength(LONGEST), NUM_BLOCKS)
+        fixed = [World(kept, TIMES[name], held_up=0.1).run(FixedLength(k), NUM_BLOCKS) for k in range(LONGEST + 1)]
+        assert rate > 0.92 * max(fixed)
 
 
 def test_refusals() -> None:

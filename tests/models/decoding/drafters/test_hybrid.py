@@ -77,7 +77,8 @@ def test_greedy_equals_reference(name: str, max_batch_size: int, make: type[Hybr
     decoder = Decoder(target, make(*PAIRS[name](target)), 5)
     results = decoder.generate(prompts, GenerationParams(30, eos_token_ids=eos_token_ids), max_batch_size)
     assert [result.tokens for result in results] == expected
-    assert sum(result.counters.drafted for result in results) > 10
+    # The real one may find that drafting does not pay.
+    assert sum(result.counters.drafted for result in results) > (20 if make is Planned else 0)
 
 
 def check_q(code: ModuleType, name: str, max_batch_size: int = 3) -> None:
