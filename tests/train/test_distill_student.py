@@ -1,5 +1,6 @@
 """The student: what of it is trained and saved, what its folder holds, and what it is measured and trained on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def test_where_the_draft_comes_from() -> None:
     assert (
         sibling.fingerprint() == load_target(TargetOptions("tiny", source="random", device="cpu", seed=1)).fingerprint()
     )
+    halved = load_target(replace(TINY, dtype="bfloat16"))
+    assert start_draft(halved, TINY, CutOptions()).dtype == torch.float32
     unnamed = TargetOptions(name="somewhere", source="hub")
     with pytest.raises(ValueError, match=r"model\.draft is empty.*cut\.layers=N \(a quarter: cut\.layers=1\)"):
         start_draft(target, unnamed, CutOptions())

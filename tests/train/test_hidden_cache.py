@@ -14,7 +14,15 @@ from models.tiny import FAMILIES, make_tiny_target
 from tests.models.decoding.scripted import random_prompts
 from train import hidden_cache
 from train.data import Example
-from train.hidden_cache import CachedRows, CacheOptions, answer_positions, build_cache, cache_bytes, log_normalisers
+from train.hidden_cache import (
+    CachedRows,
+    CacheOptions,
+    answer_positions,
+    build_cache,
+    cache_bytes,
+    log_normalisers,
+    split_rows,
+)
 
 # Float32 hidden states of order 1..10, computed in padded batches and alone.
 TOLERANCE = 5e-5
@@ -68,6 +76,17 @@ def test_holds_the_targets_hidden_states(family: str, tmp_path: Path) -> None:
         assert ((row.log_normaliser != 0).tolist()) == followed
         wanted = torch.tensor(followed)
         torch.testing.assert_close(row.log_normaliser[wanted], expected[wanted], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_training_and_heldout_rows_are_their_own(enabled: bool, tmp_path: Path) -> None:
+    """With a cache, which holds hidden states, and without, where the rows are text alone."""
+    splits = make_examples()[:6], make_examples()[6:]
+    both = split_rows(make_tiny_target(), *splits, replace(OPTIONS, enabled=enabled), tmp_path, "text")
+    for rows, examples in zip(both, splits, strict=True):
+        assert [rows[i].input_ids.tolist() for i in range(len(rows))] == [one.input_ids for one in examples]
+        assert (rows[0].hidden is not None) == enabled
+        assert rows[0].log_normaliser is None
 
 
 def test_without_normalisers(tmp_path: Path) -> None:
