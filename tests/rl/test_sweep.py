@@ -160,6 +160,7 @@ def test_wandb_makes_of_the_file_what_we_think() -> None:
 
 def logged(folder: Path) -> tuple[set[str], set[str]]:
     """Names of what an offline run has logged over time, and of the kinds of its artifacts."""
+    sys.modules["wandb"].teardown()  # its service writes the file in the background
     from wandb.proto import wandb_internal_pb2
 
     (path,) = folder.glob("*.wandb")
@@ -189,6 +190,7 @@ def read_records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_agents_command_line_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an agent runs it, with the testbed for llama: curves, completions, the head; the frontier in another run."""
@@ -215,6 +217,7 @@ def test_agents_command_line_offline(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "frontier" in kinds
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_each_job_of_a_multirun_has_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--multirun", "+model=testbed", "experiment=testbed", "sweep=lambda", "lam=1,2", "logger=wandb"]
