@@ -96,22 +96,22 @@ class _Costs:
         known = sorted(self.relative)
         if not known:
             return [1.0 + START_COST * length for length in range(longest + 1)]  # nothing is measured
-        costs = monotone([self.relative[k] for k in known], [1.0] * len(known))
+        costs = monotone([self.relative[k] for k in known])
         slope = START_COST * costs[-1] if len(known) == 1 else (costs[-1] - costs[0]) / (known[-1] - known[0])
         ends = [(-1, costs[0] - slope * (known[0] + 1)), (longest + 1, costs[-1] + slope * (longest + 1 - known[-1]))]
         places, values = zip(*sorted([*zip(known, costs, strict=True), *ends]), strict=True)
         return [max(float(cost), 1e-9) for cost in np.interp(range(longest + 1), places, values)]
 
 
-def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-falling values nearest to these by weighted squares (pool adjacent violators, Ayer et al. 1955)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
-    for value, weight in zip(values, weights, strict=True):
-        pools.append((value, weight, 1))
+def monotone(values: Sequence[float]) -> list[float]:
+    """The non-falling values nearest to these by squares (pool adjacent violators, Ayer et al. 1955)."""
+    pools: list[tuple[float, int]] = []  # mean, how many
+    for value in values:
+        pools.append((value, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, v, n), (b, w, m) = pools.pop(-2), pools.pop()
-            pools.append(((a * v + b * w) / (v + w), v + w, n + m))
-    return [mean for mean, _, count in pools for _ in range(count)]
+            (a, n), (b, m) = pools.pop(-2), pools.pop()
+            pools.append(((a * n + b * m) / (n + m), n + m))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 class _Mean:

@@ -88,6 +88,7 @@ class HybridDrafter:
         self.first, self.second = first, second
         self.vocab_size = first.vocab_size
         self.max_draft_tokens: int | None = None
+        self._device = next(second.network.parameters()).device if second.network is not None else None
         networks = [part.network for part in (first, second) if part.network is not None]
         self.network: nn.Module | None = nn.ModuleList(networks)
         self._first_rates = [KeepRates(MAX_PLACES, MEMORY_TOKENS) for _ in range(len(MATCH_LENGTHS) + 1)]
@@ -134,11 +135,11 @@ class HybridDrafter:
             ]
         else:
             plan = self._plan(num_draft_tokens, 0, num_draft_tokens, times)
-            given = Draft(torch.zeros(num_rows, 0, dtype=torch.long), counts=[0] * num_rows)
+            given = Draft(torch.zeros(num_rows, 0, dtype=torch.long, device=self._device), counts=[0] * num_rows)
             if plan.num_first:
                 given = self.first.propose(state.first, plan.num_first, params, uniforms_BK, processor)
             plans = [Plan(min(plan.num_first, count), plan.num_second, 0) for count in given.counts or ()]
-        times.first.observe(max(plan.num_first for plan in plans), time.perf_counter() - started)
+        times.first.observe(max(plan.num_first for plan in plans), _since(started))
         draft = self._go_on(state, given, plans, params, uniforms_BK, processor, times)
         state.plans = list(plans)
         self._under_way = _Pass(times, draft.tokens_BK.shape[1], time.perf_counter())
@@ -168,18 +169,20 @@ class HybridDrafter:
     ) -> Draft:
         """The plans' tokens of the first source, and the second's behind them."""
         counts = [plan.num_first for plan in plans]
-        width = max(plan.num_first + plan.num_second for plan in plans)
         if not any(plan.num_second for plan in plans):
-            probs_BKV = given.probs_BKV if given.probs_BKV is None else given.probs_BKV[:, :width]
-            return Draft(given.tokens_BK[:, :width], probs_BKV, counts)
+            probs_BKV = None if given.probs_BKV is None else given.probs_BKV[:, : max(counts)]
+            return Draft(given.tokens_BK[:, : max(counts)], probs_BKV, counts)
+        # Rows of the first source alone may be longer than what the second one can draft.
+        narrow = max(plan.num_first + plan.num_second for plan in plans if plan.num_second)
+        prefix = Prefix(given.tokens_BK[:, :narrow], [min(count, narrow) for count in counts], given.probs_BKV)
         started = time.perf_counter()
-        prefix = Prefix(given.tokens_BK, counts, given.probs_BKV)
-        draft = self.second.propose(state.second, width, params, uniforms_BK, processor, prefix)
-        times.second.observe(self._num_steps(min(counts), width - min(counts)), time.perf_counter() - started)
+        draft = self.second.propose(state.second, narrow, params, uniforms_BK, processor, prefix)
+        times.second.observe(self._num_steps(min(prefix.counts), narrow - min(prefix.counts)), _since(started))
         assert draft.counts is not None
         limits = [plan.num_first + plan.num_second for plan in plans]
-        counts = [min(pair) for pair in zip(draft.counts, limits, strict=True)]
-        return Draft(draft.tokens_BK, draft.probs_BKV, counts)
+        rows = zip(draft.counts, limits, plans, strict=True)
+        counts = [min(count, limit) if plan.num_second else limit for count, limit, plan in rows]
+        return _lengthen(draft, given, counts)
 
     def _plan(self, num_given: int, match: int, num_draft_tokens: int, times: _Times) -> Plan:
         """The best of all ways to put at most num_draft_tokens together from num_given tokens of the first source."""
@@ -222,6 +225,23 @@ class HybridDrafter:
             if accepted >= plan.num_first:
                 self._second_rates[plan.num_first > 0].observe(plan.num_second, [accepted - plan.num_first])
         state.plans = [None] * len(counts)
+
+
+def _since(started: float) -> float:
+    """Seconds."""
+    return time.perf_counter() - started
+
+
+def _lengthen(draft: Draft, given: Draft, counts: Sequence[int]) -> Draft:
+    """The draft with the first source's tokens at the places behind it that rows of that source alone still have."""
+    width = draft.tokens_BK.shape[1]
+    tokens_BK = torch.cat([draft.tokens_BK, given.tokens_BK[:, width : max(counts)]], dim=1)
+    probs_BKV = draft.probs_BKV
+    if probs_BKV is not None and tokens_BK.shape[1] > width:
+        behind = Prefix(given.tokens_BK, counts, given.probs_BKV)
+        more = [behind.probs(place, probs_BKV[:, 0]) for place in range(width, tokens_BK.shape[1])]
+        probs_BKV = torch.cat([probs_BKV, torch.stack(more, dim=1)], dim=1)
+    return Draft(tokens_BK, probs_BKV, counts)
 
 
 def build(options: DrafterOptions, context: DrafterContext) -> tuple[HybridDrafter, dict[str, Any]]:

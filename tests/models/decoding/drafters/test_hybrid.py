@@ -144,6 +144,43 @@ def _planned(code: ModuleType) -> type:
     return type("Base", (code.HybridDrafter,), {"num_plans": 0, "_plan": Planned._plan})
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLING], ids=["greedy", "sampled"])
+def test_text_longer_than_the_heads_can_draft(sampling: SamplingParams) -> None:
+    """Heads of two tokens beside text of six: rows of text alone keep what lies behind the heads' reach."""
+    target = make_tiny_target(seed=3, vocab_size=VOCAB_SIZE)
+    head = HeadsDrafter(build_head(target, HeadOptions(kind="medusa", num_draft_tokens=2)))
+    widths: list[tuple[int, bool]] = []
+
+    class Turns(HybridDrafter):
+        turn = 0
+
+        def _plan(self, num_given: int, match: int, num_draft_tokens: int, times: object) -> Plan:
+            self.turn += 1
+            return (
+                Plan(0, min(2, num_draft_tokens), match)
+                if self.turn % 2 or not num_given
+                else Plan(num_given, 0, match)
+            )
+
+        def propose(self, *args: object, **kwargs: object) -> object:
+            draft = super().propose(*args, **kwargs)  # type: ignore[arg-type]
+            for b, plan in enumerate(args[0].plans):  # type: ignore[attr-defined]
+                assert draft.counts[b] == plan.num_first + plan.num_second
+            widths.append((draft.tokens_BK.shape[1], draft.probs_BKV is not None))
+            if draft.probs_BKV is not None:
+                drawn = draft.probs_BKV.gather(2, draft.tokens_BK[..., None])[..., 0]
+                assert all((drawn[b, :count] > 0).all() for b, count in enumerate(draft.counts))
+                assert draft.probs_BKV.shape[:2] == draft.tokens_BK.shape
+            return draft
+
+    prompts = [[5, 7, 4] * 3, [9, 9, 2] * 3, [3, 8, 10] * 3, [1, 2, 3, 4] * 2]
+    decoder = Decoder(target, Turns(NgramDrafter(target, 1, 3), head), 6)
+    results = decoder.generate(prompts, GenerationParams(30, sampling, seed=2, eos_token_ids=()), 4)
+    assert max(width for width, _ in widths) == 6
+    if sampling.is_greedy:
+        assert [r.tokens for r in results] == [decode_plainly(target, p, 30, eos_token_ids=()) for p in prompts]
+
+
 @torch.no_grad()
 def fresh_logits(model: Target, text: list[int]) -> Tensor:
     return model.logits(model.hidden(torch.tensor([text]))[0, -1])
@@ -261,8 +298,8 @@ FAULTS = [
     # (check that must refuse it, module, right, wrong)
     ("q", "hybrid", "self.first.absorb(state.first,", "(lambda *unused: None)(state.first,"),
     ("state", "hybrid", "self.second.absorb(state.second,", "(lambda *unused: None)(state.second,"),
-    ("q", "hybrid", "given.probs_BKV)\n        draft =", "torch.full((1,), 0.1))\n        draft ="),
-    ("q of the first", "hybrid", "counts, given.probs_BKV)", "counts, None)"),
+    ("q", "hybrid", "given.probs_BKV)\n        started =", "torch.full((1,), 0.1))\n        started ="),
+    ("q of the first", "hybrid", "for count in counts], given.probs_BKV)", "for count in counts], None)"),
     ("choice", "hybrid", "totals[m] + reached[m] * more", "totals[m] + more"),
     ("choice", "hybrid", "times.target.seconds(m + n)", "times.target.seconds(0)"),
     ("choice", "hybrid", "(behind if m else alone)", "(alone if m else behind)"),
