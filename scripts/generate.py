@@ -104,7 +104,7 @@ def find_drafter(arguments: argparse.Namespace) -> DrafterOptions:
     if needs_checkpoint(options) and arguments.checkpoint is None:
         raise ValueError(
             f"--drafter {options.kind} needs CHECKPOINT, the folder that train.mtp wrote; give it, or choose one of "
-            f"{', '.join(kind for kind in KINDS if kind not in WITH_CHECKPOINT)}"
+            f"{', '.join(kind for kind in KINDS if kind not in (*WITH_CHECKPOINT, options.kind))}"
         )
     return options
 
