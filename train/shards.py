@@ -41,9 +41,47 @@ class ShardFolder:
         """Where shard `index` is, or will be."""
         return self.folder / f"shard-{index:05d}{self.suffix}"
 
+    def journal(self, index: int) -> Journal:
+        """Rows of shard `index` while it is not whole."""
+        return Journal(self.folder / f"part-{index:05d}.jsonl")
+
     def missing(self, num_shards: int) -> list[int]:
         """Shards that have not been written yet."""
         return [index for index in range(num_shards) if not self.path(index).is_file()]
+
+
+class Journal:
+    """Rows of an unfinished shard, each on disk as soon as it comes: a stopped run pays for none of them twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[int, Any]:
+        """What was noted, by row. A line that a crash cut short is dropped, here and in the file."""
+        rows: dict[int, Any] = {}
+        if self.path.is_file():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                try:
+                    row, value = json.loads(line)
+                except (ValueError, TypeError):
+                    continue
+                rows[row] = value
+            with atomic_write(self.path) as scratch:
+                scratch.write_text("".join(map(_journal_line, rows, rows.values())), encoding="utf-8")
+        return rows
+
+    def add(self, row: int, value: Any) -> None:
+        """Note one row."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_journal_line(row, value))
+
+    def remove(self) -> None:
+        """Once the shard is whole."""
+        self.path.unlink(missing_ok=True)
+
+
+def _journal_line(row: int, value: Any) -> str:
+    return json.dumps([row, value]) + "\n"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
