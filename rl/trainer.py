@@ -29,6 +29,7 @@ from models.decoding.drafters.base import Drafter
 from models.decoding.rows import GenerationParams, stream_seed
 from models.decoding.sampling import SamplingParams
 from models.ensemble import EnsembleHead
+from models.files import write_text
 from models.target import Target
 from rl.floor import RunState
 from rl.policy import PolicyOptions, acceptance, baselines, logprobs, surrogate
@@ -381,12 +382,9 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
             self._step = self.run_state.num_micro_steps
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        folder.mkdir(parents=True, exist_ok=True)
-        state = json.dumps(self.run_state.to_json(), indent=1) + "\n"
-        (folder / STATE_NAME).write_text(state, encoding="utf-8")
-        super()._save_checkpoint(model, trial)
+    def _write_checkpoint(self, model: nn.Module, trial: Any, folder: Path) -> None:
+        write_text(folder / STATE_NAME, json.dumps(self.run_state.to_json(), indent=1) + "\n")
+        super()._write_checkpoint(model, trial, folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if self.args.should_save:

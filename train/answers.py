@@ -17,13 +17,14 @@ from tqdm import tqdm
 from models.decoding.decoder import Decoder
 from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams
+from models.files import atomic_write
 from models.target import Target
 from train.completions import ServedModel, check_url
 from train.data import DataOptions, dedupe, render_prompt
 from train.prompts.record import Prompt
 from train.ranks import is_main, is_mine, main_first, wait_for_all
 from train.served_answers import ask_all, greet
-from train.shards import ShardFolder, atomic_write, read_manifest
+from train.shards import ShardFolder, read_manifest
 
 SUFFIX = ".jsonl"
 TARGET, SERVER, DATA = "target", "server", "data"

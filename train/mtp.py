@@ -12,12 +12,12 @@ from typing import Any
 
 from omegaconf import MISSING
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
 from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions
+from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.deepspeed_options import check_deepspeed
@@ -89,7 +89,7 @@ def train_heads(config: MTPConfig) -> float:
     require_same_run(folder, made_from, heads=config.heads, loss=config.loss, trainer=config.trainer)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
-    last = get_last_checkpoint(str(folder))
+    last = last_whole(folder)
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))
     train_rows, heldout_rows = split_rows(

@@ -7,13 +7,11 @@ nothing of what a shard holds.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from models.files import telling_full, write_text
 
 MANIFEST = "manifest.json"
 
@@ -28,9 +26,7 @@ class ShardFolder:
         manifest = json.loads(json.dumps(manifest))  # as it reads back: tuples are lists
         found = read_manifest(folder)
         if found is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(folder / MANIFEST) as path:
-                path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         elif found != manifest:
             raise ValueError(
                 f"{folder} holds the work of another run: {_difference(found, manifest)}; "
@@ -66,14 +62,14 @@ class Journal:
                 except (ValueError, TypeError):
                     continue
                 rows[row] = value
-            with atomic_write(self.path) as scratch:
-                scratch.write_text("".join(map(_journal_line, rows, rows.values())), encoding="utf-8")
+            write_text(self.path, "".join(map(_journal_line, rows, rows.values())))
         return rows
 
     def add(self, row: int, value: Any) -> None:
         """Note one row."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_journal_line(row, value))
+        line = _journal_line(row, value)
+        with telling_full(self.path, len(line)), self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
     def remove(self) -> None:
         """Once the shard is whole."""
@@ -103,43 +99,6 @@ def require_same_run(folder: Path, made_from: dict[str, Any], **parts: Any) -> N
     """
     options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
     ShardFolder(folder, {**made_from, **options}, suffix="")
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; moves it into place on success, removes it on any failure."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
-    room = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    scratch, old = room / "new", room / "old"
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-
-
-def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> None:
-    """ValueError, before any work, when the disk under `folder` has less than `needed_bytes` free."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < needed_bytes:
-        raise ValueError(
-            f"{what} needs {needed_bytes / 1e6:,.1f} MB under {folder}, "
-            f"but {free_bytes / 1e6:,.1f} MB are free; {remedy}"
-        )
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
