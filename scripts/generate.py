@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 from omegaconf import OmegaConf
 
-from models.checkpoint import read_target_name
+from models.checkpoint import read_target_name, read_target_quantization
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.options import (
     KINDS,
@@ -116,6 +116,7 @@ def choose_target(arguments: argparse.Namespace) -> TargetOptions:
     options = find_target(arguments.target or read_target_name(arguments.checkpoint))
     return replace(
         options,
+        quantization=read_target_quantization(arguments.checkpoint) if arguments.checkpoint else options.quantization,
         dtype=arguments.dtype or options.dtype,
         device=arguments.device or options.device,
         draft=arguments.draft or options.draft,

@@ -14,8 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from models.checkpoint import load_heads
+from models.decoding.decoder import Decoder
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.rows import GenerationParams
 from models.heads import HEAD_KINDS, HeadOptions
 from models.target import TargetOptions, load_target
+from tests.models.decoding.scripted import random_prompts
 from tests.train.interrupts import interrupt_at
 from train import answers as answers_module
 from train import hidden_cache as hidden_cache_module
@@ -429,3 +433,24 @@ def test_target_is_bit_identical_after_training(config: MTPConfig, monkeypatch: 
     shutil.rmtree(config.paths.heads)
     with pytest.raises(AssertionError, match="the target's weights have changed"):
         train_heads(with_trainer(config, max_steps=1))
+
+
+def test_a_target_in_float16(tmp_path: Path) -> None:
+    """Hidden states, heads and decoding are in float16; text is plain decoding's, but for ties to within its steps."""
+    config = make_config(tmp_path)
+    config = replace(config, model=replace(config.model, dtype="float16"))
+    train_heads(config)
+    target = load_target(config.model)
+    head = load_heads(config.paths.heads, target)
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.float16}
+    prompts = random_prompts(5, longest=20, seed=3)
+    params = GenerationParams(24)
+    plain = Decoder(target).generate(prompts, params)
+    drafted = Decoder(target, HeadsDrafter(head), 3).generate(prompts, params)
+    for prompt, one, other in zip(prompts, plain, drafted, strict=True):
+        at = next((i for i, pair in enumerate(zip(one.tokens, other.tokens, strict=False)) if pair[0] != pair[1]), None)
+        if at is not None:
+            logits_V = target.logits(target.hidden(torch.tensor([prompt + one.tokens[:at]])))[0, -1]
+            assert (
+                abs(logits_V[one.tokens[at]] - logits_V[other.tokens[at]]) < 2**-7
+            )  # four steps of numbers of order 2
