@@ -50,8 +50,8 @@ def check_exportable(checkpoint: Path, server: str) -> dict[str, Any]:
     return config
 
 
-def export(checkpoint: Path, folder: Path, server: str, target: Target) -> str:
-    """Write `folder` for the server; returns a line that says how it is used.
+def export(checkpoint: Path, folder: Path, server: str, target: Target, token_map: bool = False) -> str:
+    """Write `folder` for the server; returns a line that says how it is used. token_map: see `export_medusa`.
 
     The folder must be new or empty: a checkpoint or a model there would lose its files. Heads go to a server in the
     target's dtype, as this project's decoder runs them, and to the hub as they were trained. ValueError as
@@ -65,7 +65,7 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target) -> str:
         return f"{folder} holds the heads and their card; see its README.md for `generate(custom_generate=...)`"
     head = load_heads(checkpoint, target)
     assert isinstance(head, MedusaHeads)
-    export_medusa(head, folder)
+    export_medusa(head, folder, token_map)
     # All heads draft in vLLM, whatever is asked for.
     options = {"method": "medusa", "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
     return f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"
