@@ -11,7 +11,9 @@ import torch
 from models.checkpoint import load_heads, read_config
 from models.export.hf import export_hf
 from models.export.vllm import export_medusa
+from models.export.vllm_mtp import export_mtp
 from models.heads.medusa import MedusaHeads
+from models.heads.mtp import MTPHead
 from models.target import Target
 
 VLLM, SGLANG, HF = "vllm", "sglang", "hf"
@@ -22,10 +24,6 @@ _OWN_LAYER = "the recursive mtp head is a copy of the target's own last layer be
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
     (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
-    (VLLM, "mtp"): (
-        f"{_OWN_LAYER}, and vLLM loads such a layer only in the layout of a family that ships one (DeepSeek, MiMo, "
-        f"Qwen3-Next and others), none of which is written here; train heads=medusa, which it serves, or {INSTEAD}"
-    ),
     (SGLANG, "medusa"): (
         "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); serve them with "
         f"--to vllm, or {INSTEAD}"
@@ -63,9 +61,13 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
     if server == HF:
         export_hf(checkpoint, load_heads(checkpoint, target, torch.float32), folder)
         return f"{folder} holds the heads and their card; see its README.md for `generate(custom_generate=...)`"
-    head = load_heads(checkpoint, target)
-    assert isinstance(head, MedusaHeads)
-    export_medusa(head, folder, token_map)
-    # All heads draft in vLLM, whatever is asked for.
-    options = {"method": "medusa", "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
+    head = load_heads(checkpoint, target, torch.float32)
+    if isinstance(head, MTPHead):
+        method = "mtp"
+        export_mtp(head, folder, target.dtype)
+    else:
+        assert isinstance(head, MedusaHeads)
+        method = "medusa"  # all of its heads draft there, whatever is asked for
+        export_medusa(head.to(target.dtype), folder, token_map)
+    options = {"method": method, "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
     return f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"
