@@ -21,7 +21,7 @@ work=outputs/check_vllm
 server_env=${FORETOKEN_VLLM_ENV:-$PWD/.venv-vllm}
 kind=${1:-medusa}
 case $kind in
-medusa | mtp) checkpoint=$work/$kind ;;
+medusa | mtp) checkpoint=$work/$kind/$kind ;;
 *) checkpoint=$kind ;;
 esac
 
@@ -61,11 +61,11 @@ train_heads() {
         printf 'Using the heads in %s\n' "$checkpoint"
         return
     fi
-    [ "$checkpoint" = "$work/$kind" ] || fail "$checkpoint holds no heads: give the folder that train.mtp wrote"
+    [ "$checkpoint" = "$work/$kind/$kind" ] || fail "$checkpoint holds no heads: give the folder that train.mtp wrote"
     # vLLM gives MTP layers the target's whole output head.
     local -a options=(trainer.num_train_epochs=6)
     if [ "$kind" = mtp ]; then options=(trainer.num_train_epochs=3 heads.draft_vocab_size=0); fi
-    "$PYTHON" -m train.mtp +model=smollm2 model.dtype=float32 "heads=$kind" experiment=quickstart "work_dir=$work" \
+    "$PYTHON" -m train.mtp +model=smollm2 model.dtype=float32 "heads=$kind" experiment=quickstart "work_dir=$work/$kind" \
         data.max_prompts=120 answers.max_new_tokens=64 answers.batch_size=120 "${options[@]}"
 }
 
