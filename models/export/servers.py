@@ -10,8 +10,9 @@ import torch
 
 from models.checkpoint import load_heads, read_config
 from models.export.hf import export_hf
+from models.export.mtp_layer import export_mtp
 from models.export.vllm import export_medusa
-from models.export.vllm_mtp import export_mtp
+from models.heads.base import DraftHead
 from models.heads.medusa import MedusaHeads
 from models.heads.mtp import MTPHead
 from models.target import Target
@@ -20,7 +21,6 @@ VLLM, SGLANG, HF = "vllm", "sglang", "hf"
 SERVERS = (VLLM, SGLANG, HF)
 INSTEAD = "use --to hf, or this project's own decoder"
 _READS_DRAFTS = "drafts in parallel from heads that read the drafted tokens"
-_OWN_LAYER = "the recursive mtp head is a copy of the target's own last layer between norms and a projection of ours"
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
     (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
@@ -29,10 +29,6 @@ REFUSALS = {
         f"--to vllm, or {INSTEAD}"
     ),
     (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; {INSTEAD}",
-    (SGLANG, "mtp"): (
-        f"{_OWN_LAYER}: SGLang's EAGLE drafter lacks these norms, and NEXTN loads such a layer only in the layout of a "
-        f"family that ships one, none of which is written here; {INSTEAD}"
-    ),
 }
 
 
@@ -63,11 +59,23 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
         return f"{folder} holds the heads and their card; see its README.md for `generate(custom_generate=...)`"
     head = load_heads(checkpoint, target, torch.float32)
     if isinstance(head, MTPHead):
-        method = "mtp"
         export_mtp(head, folder, target.dtype)
-    else:
-        assert isinstance(head, MedusaHeads)
-        method = "medusa"  # all of its heads draft there, whatever is asked for
-        export_medusa(head.to(target.dtype), folder, token_map)
+        return _vllm(target, folder, "mtp", head) if server == VLLM else _sglang(target, folder, head)
+    assert isinstance(head, MedusaHeads)
+    export_medusa(head.to(target.dtype), folder, token_map)
+    return _vllm(target, folder, "medusa", head)  # all of its heads draft there, whatever is asked for
+
+
+def _vllm(target: Target, folder: Path, method: str, head: DraftHead) -> str:
     options = {"method": method, "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
     return f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"
+
+
+def _sglang(target: Target, folder: Path, head: DraftHead) -> str:
+    """A chain of K drafts, and the root's own token behind the last verified one counts there, too."""
+    count = head.num_draft_tokens
+    return (
+        f"python -m sglang.launch_server --model-path {target.name} --speculative-algorithm NEXTN "
+        f"--speculative-draft-model-path {folder} --speculative-num-steps {count} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {count + 1}"
+    )

@@ -9,9 +9,9 @@ import torch
 
 from models.checkpoint import load_heads, save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
+from models.export.mtp_layer import read_mtp
 from models.export.servers import REFUSALS, SERVERS
 from models.export.vllm import read_medusa
-from models.export.vllm_mtp import read_mtp
 from models.heads import HEAD_KINDS, HeadOptions, build_head
 from models.tiny import make_tiny_target
 from scripts.export import main
@@ -56,6 +56,17 @@ def test_the_recursive_head_to_vllm(checkpoints: Path, tmp_path: Path, capsys: p
     assert read_mtp(tmp_path / "served").config["num_hidden_layers"] == 3
 
 
+def test_the_recursive_head_to_sglang(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same folder."""
+    code, printed, _ = run(capsys, checkpoints / "mtp", tmp_path / "served", "--to", "sglang")
+    assert code == 0
+    assert "--speculative-algorithm NEXTN" in printed
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in printed
+    assert run(capsys, checkpoints / "mtp", tmp_path / "vllm", "--to", "vllm")[0] == 0
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "served" / name).read_bytes() == (tmp_path / "vllm" / name).read_bytes()
+
+
 def test_a_map_is_vllms(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = run(capsys, checkpoints / "mtp", tmp_path / "out", "--to", "hf", "--token-map")
     assert (code, error) == (2, "error: --token-map with --to hf: only --to vllm has one; leave it out\n")
@@ -91,7 +102,7 @@ def test_heads_that_a_server_has_no_place_for(
 
 
 def test_each_server_takes_or_refuses_each_kind() -> None:
-    taken = {("vllm", "medusa"), ("vllm", "mtp"), *(("hf", kind) for kind in HEAD_KINDS)}
+    taken = {("vllm", "medusa"), ("vllm", "mtp"), ("sglang", "mtp"), *(("hf", kind) for kind in HEAD_KINDS)}
     assert taken | REFUSALS.keys() == {(server, kind) for server in SERVERS for kind in HEAD_KINDS}
     assert not taken & REFUSALS.keys()
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import tiny
-from models.export import vllm_mtp as module
-from models.export.vllm_mtp import check_mtp, export_mtp, read_mtp
+from models.export import mtp_layer as module
+from models.export.mtp_layer import check_mtp, export_mtp, read_mtp
 from models.heads import HeadOptions, build_head
 from models.heads.mtp import MTPHead
 from models.target import Target
@@ -80,6 +80,33 @@ def test_names_shapes_and_config(target: Target, tmp_path: Path) -> None:
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == expected
 
 
+def test_names_are_those_of_sglangs_loader(target: Target, tmp_path: Path) -> None:
+    """SGLang 0.5.23, models/mimo_mtp.py: what its load_weights makes of each name is a parameter, and none is left."""
+    export_mtp(make_head(target), tmp_path, torch.float32)
+    outside = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    stacked = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
+    stacked |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+    found = set()
+    for name in load_file(tmp_path / "model.safetensors"):
+        if name.startswith("model.mtp_layers.0."):
+            inside = "" if any(part in name for part in outside) else "mtp_block."
+            name = name.replace("model.mtp_layers.0.", f"model.{inside}")
+            name = ".".join(stacked.get(part, part) for part in name.split("."))
+        found.add(name)
+    block = "model.mtp_block."
+    assert found == {
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        *(f"model.{name}.weight" for name in outside),
+        *(f"{block}self_attn.qkv_proj.{part}" for part in ("weight", "bias")),
+        f"{block}self_attn.o_proj.weight",
+        f"{block}mlp.gate_up_proj.weight",
+        f"{block}mlp.down_proj.weight",
+        f"{block}input_layernorm.weight",
+        f"{block}post_attention_layernorm.weight",
+    }
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -146,13 +173,13 @@ def test_served_in_the_targets_dtype(target: Target, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target_options", "head_options", "message"),
     [
-        ({}, {"num_layers": 2}, r"num_layers=2: vLLM's MTP layer is one"),
-        ({}, {"own_output_head": True}, r"heads\.own_output_head=true: vLLM gives MTP layers the target's whole"),
-        ({"family": "qwen3"}, {}, r"of family 'qwen3': vLLM's layer is that of llama, mistral, qwen2"),
+        ({}, {"num_layers": 2}, r"num_layers=2: a server's MTP layer is one"),
+        ({}, {"own_output_head": True}, r"heads\.own_output_head=true: servers give MTP layers the target's whole"),
+        ({"family": "qwen3"}, {}, r"of family 'qwen3': a server's MTP layer is that of llama, mistral, qwen2"),
         ({"family": "gemma2"}, {}, r"of family 'gemma2'"),
-        ({"head_dim": 16}, {}, r"attention heads of 16, and vLLM's layer divides hidden_size 32 by 4"),
-        ({"attention_bias": True}, {}, r"vLLM's MTP layer has no self_attn\.o_proj\.bias"),
-        ({"mlp_bias": True}, {}, r"vLLM's MTP layer has no mlp\.down_proj\.bias"),
+        ({"head_dim": 16}, {}, r"attention heads of 16, and a server's MTP layer divides hidden_size 32 by 4"),
+        ({"attention_bias": True}, {}, r"a server's MTP layer has no self_attn\.o_proj\.bias"),
+        ({"mlp_bias": True}, {}, r"a server's MTP layer has no mlp\.down_proj\.bias"),
     ],
 )
 def test_what_has_no_place_is_refused(

@@ -1,4 +1,4 @@
-"""The recursive mtp head in the layout of a stock MTP layer that vLLM serves (its speculative method `mtp`).
+"""The recursive mtp head in the layout of a stock MTP layer, for vLLM (its method `mtp`) and SGLang (`NEXTN`).
 
 vLLM has a class for the layer that MiMo ships (`MiMoMTP`, read in 0.32), and it is our head's own arithmetic: norms of
 the previous state and of the next token's embedding, [state; embedding] projected, one Llama-like layer, a norm whose
@@ -14,6 +14,9 @@ come normalised, Llama and Qwen2 among them, from a folder of its own:
 Our `scale` is multiplied into `input_proj`. vLLM runs one set of weights for every step, as we do, and warns that it
 does. One thing differs there: the embedding of the first pair of a text is blanked, so that its entry in the layer's
 cache is another than ours. It changes drafts by a little and the output never.
+
+SGLang 0.5.23 has the same class, reads the same names and takes the target's tables likewise; that was read in its
+source and not run there.
 
 What was written is read back by names that come from config.json alone into transformers' own Qwen2 layer, and must
 give our head's logits.
@@ -67,33 +70,35 @@ def require_place(head: MTPHead) -> None:
     """ValueError for a head or a target of another shape than MiMo's layer."""
     target, options = head.target.get, head.options
     if options.num_layers != 1:
-        raise ValueError(f"heads.num_layers={options.num_layers}: vLLM's MTP layer is one; train one, or {INSTEAD}")
+        raise ValueError(f"heads.num_layers={options.num_layers}: a server's MTP layer is one; train one, or {INSTEAD}")
     if options.own_output_head or head.draft_vocab is not None:
         name = "own_output_head=true" if options.own_output_head else f"draft_vocab_size={options.draft_vocab_size}"
         raise ValueError(
-            f"heads.{name}: vLLM gives MTP layers the target's whole output head; train with "
+            f"heads.{name}: servers give MTP layers the target's whole output head; train with "
             f"heads.own_output_head=false heads.draft_vocab_size=0, or {INSTEAD}"
         )
     config = target.config
     if target.output_head.bias is not None:
-        raise ValueError(f"target {target.name!r} has a bias in its output head, and vLLM's layer none; {INSTEAD}")
+        raise ValueError(
+            f"target {target.name!r} has a bias in its output head, and a server's MTP layer none; {INSTEAD}"
+        )
     if config.model_type not in FAMILIES:
         raise ValueError(
-            f"target {target.name!r} is of family {config.model_type!r}: vLLM's layer is that of "
+            f"target {target.name!r} is of family {config.model_type!r}: a server's MTP layer is that of "
             f"{', '.join(FAMILIES)}; {INSTEAD}"
         )
     if config.hidden_act != "silu":
         raise ValueError(
-            f"target {target.name!r} has hidden_act {config.hidden_act!r}, and vLLM's layer 'silu'; {INSTEAD}"
+            f"target {target.name!r} has hidden_act {config.hidden_act!r}, and a server's MTP layer 'silu'; {INSTEAD}"
         )
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
     window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
     if layer_types[-1] != "full_attention" or window is not None:
-        raise ValueError(f"target {target.name!r} attends in a window, and vLLM's MTP layer to all; {INSTEAD}")
+        raise ValueError(f"target {target.name!r} attends in a window, and a server's MTP layer to all; {INSTEAD}")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim * config.num_attention_heads != config.hidden_size:
         raise ValueError(
-            f"target {target.name!r} has attention heads of {head_dim}, and vLLM's layer divides hidden_size "
+            f"target {target.name!r} has attention heads of {head_dim}, and a server's MTP layer divides hidden_size "
             f"{config.hidden_size} by {config.num_attention_heads} heads; {INSTEAD}"
         )
 
@@ -135,7 +140,7 @@ def _tensors(head: MTPHead) -> dict[str, Tensor]:
     tensors["lm_head.weight"] = target.output_head.weight
     if unknown := sorted(tensors.keys() - _shapes(_config(target, torch.float32)).keys()):
         raise ValueError(
-            f"target {target.name!r}: vLLM's MTP layer has no {unknown[0].removeprefix(PREFIX)}; {INSTEAD}"
+            f"target {target.name!r}: a server's MTP layer has no {unknown[0].removeprefix(PREFIX)}; {INSTEAD}"
         )
     return {name: tensor.detach().float() for name, tensor in tensors.items()}
 
@@ -250,7 +255,7 @@ def check_mtp(served: ServedMTP, head: MTPHead) -> None:
         ours_V = F.linear(head.draft_hidden(state, token)[0], target.output_head.weight.float())
         if not (theirs_KV[step - 1] - ours_V).abs().max() <= TOLERANCE * ours_V.abs().max():
             raise ValueError(
-                f"target {target.name!r}: step {step} gives other logits when the head is read as vLLM reads it, so "
+                f"target {target.name!r}: step {step} gives other logits when the head is read as servers read it, so "
                 f"this family differs from those in a way that is not known here; {INSTEAD}"
             )
 
