@@ -11,9 +11,10 @@ come normalised, Llama and Qwen2 among them, from a folder of its own:
   none), and `model.embed_tokens.weight` and `lm_head.weight`, which vLLM demands of the file and then replaces by the
   target's own.
 
-Our `scale` is multiplied into `input_proj`. vLLM runs one set of weights for every step, as we do, and warns that it
-does. One thing differs there: the embedding of the first pair of a text is blanked, so that its entry in the layer's
-cache is another than ours. It changes drafts by a little and the output never.
+vLLM's class takes all sizes from the target's config, and asks it for the number of such layers: `VLLM_OVERRIDES` says
+so on its command line. Our `scale` is multiplied into `input_proj`. vLLM runs one set of weights for every step, as we
+do, and warns that it does. One thing differs there: the embedding of the first pair of a text is blanked, so that its
+entry in the layer's cache is another than ours. It changes drafts by a little and the output never.
 
 SGLang 0.5.23 has the same class, reads the same names and takes the target's tables likewise; that was read in its
 source and not run there.
@@ -45,6 +46,7 @@ from models.target import Target
 ARCHITECTURE = "MiMoForCausalLM"
 # Families whose layers are Qwen2's in all but biases, and whose served hidden states come behind the final norm.
 FAMILIES = ("llama", "mistral", "qwen2")
+VLLM_OVERRIDES = {"num_nextn_predict_layers": 1}
 PREFIX = "model.mtp_layers.0."
 NORMS = {"token_layernorm": "norm_embedding", "hidden_layernorm": "norm_state", "final_layernorm": "norm_out"}
 PROBE_TOKENS = 8

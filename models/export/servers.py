@@ -10,7 +10,7 @@ import torch
 
 from models.checkpoint import load_heads, read_config
 from models.export.hf import export_hf
-from models.export.mtp_layer import export_mtp
+from models.export.mtp_layer import VLLM_OVERRIDES, export_mtp
 from models.export.vllm import export_medusa
 from models.heads.base import DraftHead
 from models.heads.medusa import MedusaHeads
@@ -68,7 +68,8 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
 
 def _vllm(target: Target, folder: Path, method: str, head: DraftHead) -> str:
     options = {"method": method, "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
-    return f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"
+    overrides = f"--hf-overrides '{json.dumps(VLLM_OVERRIDES)}' " if method == "mtp" else ""
+    return f"vllm serve {target.name} {overrides}--speculative-config '{json.dumps(options)}'"
 
 
 def _sglang(target: Target, folder: Path, head: DraftHead) -> str:

@@ -67,6 +67,8 @@ def decode_theirs(work: Path) -> None:
     count = asked["num_draft_tokens"]
     served = json.loads((work / "served" / "config.json").read_text())
     method = "medusa" if served["model_type"] == "medusa" else "mtp"
+    # vLLM's MTP class reads the target's config, which has to say that there is such a layer.
+    overrides = {} if method == "medusa" else {"num_nextn_predict_layers": 1}
     llm = LLM(
         asked["model"],
         dtype="float32",
@@ -74,6 +76,7 @@ def decode_theirs(work: Path) -> None:
         max_num_seqs=4,
         max_model_len=1024,
         disable_log_stats=False,
+        hf_overrides=overrides,
         speculative_config={"method": method, "model": str(work / "served"), "num_speculative_tokens": count},
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
