@@ -26,6 +26,8 @@ REFUSALS = {
         f"{_OWN_LAYER}, and vLLM loads such a layer only in the layout of a family that ships one (DeepSeek, MiMo, "
         f"Qwen3-Next and others), none of which is written here; train heads=medusa, which it serves, or {INSTEAD}"
     ),
+    (VLLM, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
+    (SGLANG, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
     (SGLANG, "medusa"): (
         "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); serve them with "
         f"--to vllm, or {INSTEAD}"
