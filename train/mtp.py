@@ -93,7 +93,7 @@ def train_heads(config: MTPConfig) -> float:
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))
     train_rows, heldout_rows = split_rows(
-        target, train, heldout, config.cache, Path(config.paths.hidden), digest, draft_vocab is not None
+        target, train, heldout, config.cache, Path(config.paths.hidden), digest, draft_vocab is not None, head.reads
     )
     interrupt = StopOnInterrupt()
     trainer = HeadTrainer(

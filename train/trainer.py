@@ -123,7 +123,8 @@ class HeadTrainer(AnswerTrainer):
         hidden_BTH, normaliser_BT = self._teacher(inputs)
         bases_BS = draft_bases(inputs["loss_mask"])
         states_KBSH = model(hidden_BTH, inputs["input_ids"], bases_BS)
-        targets = line_up(states_KBSH, bases_BS, hidden_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
+        final_BTH = self.head.target.get.final(hidden_BTH)
+        targets = line_up(states_KBSH, bases_BS, final_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
         num_tokens = inputs["loss_mask"].sum() if num_items_in_batch is None else num_items_in_batch
         if not targets.valid_KN.any() or not num_tokens > 0:
             raise ValueError("a batch has no answer token to draft; check the loss masks and trainer.max_length")
@@ -135,15 +136,18 @@ class HeadTrainer(AnswerTrainer):
         return loss.total / num_tokens * (self.accelerator.num_processes if num_items_in_batch is not None else 1)
 
     def _teacher(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [B, T, H] and log normalisers [B, T], from the cache's batch or from the target itself."""
+        """Hidden states [B, T, H] and log normalisers [B, T], from the cache's batch or from the target itself.
+
+        The former with the layers that the head reads.
+        """
         if "hidden" in inputs:
             return inputs["hidden"], inputs.get("log_normaliser")
         target = self.head.target.get
-        hidden_BTH = target.hidden(inputs["input_ids"])
+        hidden_BTH = target.hidden(inputs["input_ids"], reads=self.head.reads)
         if self.head.draft_vocab is None:
             return hidden_BTH, None
         wanted_BT = answer_positions(inputs["loss_mask"])
-        flat = log_normalisers(target, hidden_BTH.flatten(0, 1), wanted_BT.flatten())
+        flat = log_normalisers(target, target.final(hidden_BTH).flatten(0, 1), wanted_BT.flatten())
         return hidden_BTH, flat.view(wanted_BT.shape).to(hidden_BTH.device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

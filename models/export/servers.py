@@ -24,6 +24,8 @@ _READS_DRAFTS = "drafts in parallel from heads that read the drafted tokens"
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
     (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
+    (VLLM, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
+    (SGLANG, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
     (SGLANG, "medusa"): (
         "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); serve them with "
         f"--to vllm, or {INSTEAD}"

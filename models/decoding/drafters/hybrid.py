@@ -87,6 +87,7 @@ class HybridDrafter:
             )
         self.first, self.second = first, second
         self.vocab_size = first.vocab_size
+        self.reads = second.reads if isinstance(second, HeadsDrafter) else ()
         self.max_draft_tokens: int | None = None
         self._device = next(second.network.parameters()).device if second.network is not None else None
         networks = [part.network for part in (first, second) if part.network is not None]
