@@ -76,6 +76,15 @@ def any_rank(flag: bool) -> bool:
     return bool(flags)
 
 
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Their sum over all processes, which must all ask; the same in each of them."""
+    if not dist.is_initialized():
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
 def gather_pieces(mine: Mapping[int, T]) -> list[T]:
     """Everyone's pieces by their numbers, in order, in every process."""
     parts: list[Mapping[int, T]] = [mine]

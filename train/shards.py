@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from train.ranks import rank
+
 MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+# What is being written is younger than this. What is older was left by a process that was killed.
+LEFT_OVER_S = 3600.0
 
 
 class ShardFolder:
@@ -36,6 +42,7 @@ class ShardFolder:
                 f"{folder} holds the work of another run: {_difference(found, manifest)}; "
                 "choose another folder, or delete this one to make it anew"
             )
+        _remove_left_over(folder)
 
     def path(self, index: int) -> Path:
         """Where shard `index` is, or will be."""
@@ -70,7 +77,8 @@ def require_same_run(folder: Path, made_from: dict[str, Any], **parts: Any) -> N
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Gives a temporary path beside `path`; moves it into place on success, removes it on any failure."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Of processes on several machines, two may have the same id.
+    scratch = path.with_name(f".{path.name}.{rank()}-{os.getpid()}{PARTIAL}")
     try:
         yield scratch
         os.replace(scratch, path)
@@ -81,7 +89,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
-    room = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    room = folder.with_name(f".{folder.name}.{os.getpid()}{PARTIAL}")
     scratch, old = room / "new", room / "old"
     scratch.mkdir(parents=True)
     try:
@@ -102,6 +110,16 @@ def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> Non
             f"{what} needs {needed_bytes / 1e6:,.1f} MB under {folder}, "
             f"but {free_bytes / 1e6:,.1f} MB are free; {remedy}"
         )
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Half-written files of processes that were killed: a hidden-state shard may be gigabytes."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        try:
+            if path.is_file() and time.time() - path.stat().st_mtime > LEFT_OVER_S:
+                path.unlink()
+        except FileNotFoundError:  # another process was first
+            pass
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -23,11 +23,11 @@ from models.heads import DraftHead
 from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
 from train.deepspeed_options import complete
-from train.examples import BucketSampler, Row, collate
+from train.examples import BucketSampler, Row, WithBlanks, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
 from train.losses import LossOptions, head_loss
-from train.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks
+from train.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks, sum_over_ranks
 from train.targets import draft_bases, line_up
 
 BEST_METRIC = "eval_block_length"
@@ -86,18 +86,29 @@ class NoStepTooMany(Trainer):
 class AnswerTrainer(NoStepTooMany):
     """Trainer on the rows of `train.examples`, whose `compute_loss` is a mean over the answer tokens of a step."""
 
-    def __init__(self, model: nn.Module, **kwargs: Any) -> None:
-        super().__init__(model=model, data_collator=collate, **kwargs)
+    def __init__(self, model: nn.Module, train_dataset: Any = None, **kwargs: Any) -> None:
+        rows = WithBlanks(train_dataset) if num_ranks() > 1 and train_dataset is not None else train_dataset
+        super().__init__(model=model, data_collator=collate, train_dataset=rows, **kwargs)
         # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
         # accumulation and a larger batch give the same gradient.
         self.model_accepts_loss_kwargs = True
         self._sums: dict[str, Tensor] = {}  # since the last line of the log
+        self._sampler: BucketSampler | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
-        # Whole batches of the step, which each process takes its part of: their number changes nothing.
-        size = self.args.train_batch_size * self.accelerator.num_processes
-        return BucketSampler(dataset.lengths, size, self.args.seed)
+        # Whole batches of the step, of which each process and each accumulated pass takes its part: how many there are
+        # changes nothing.
+        at_once = self.args.train_batch_size * num_ranks()
+        size = at_once * self.args.gradient_accumulation_steps
+        self._sampler = BucketSampler(dataset.lengths, size, self.args.seed, at_once if num_ranks() > 1 else 1)
+        return self._sampler
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # accelerate's loaders do not pass it on where several processes skip what a stopped run had seen.
+        if self._sampler is not None:
+            self._sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(**kwargs)
 
     def _book(self, **sums: Tensor) -> None:
         for name, value in sums.items():
@@ -126,7 +137,8 @@ class HeadTrainer(AnswerTrainer):
         final_BTH = self.head.target.get.final(hidden_BTH)
         targets = line_up(states_KBSH, bases_BS, final_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
         num_tokens = inputs["loss_mask"].sum() if num_items_in_batch is None else num_items_in_batch
-        if not targets.valid_KN.any() or not num_tokens > 0:
+        is_empty = num_ranks() == 1 and not targets.valid_KN.any()  # one of several may have blank rows alone
+        if is_empty or not num_tokens > 0:
             raise ValueError("a batch has no answer token to draft; check the loss masks and trainer.max_length")
         loss = head_loss(self.head, targets, self.loss_options)
         if not torch.isfinite(loss.total):
@@ -153,9 +165,10 @@ class HeadTrainer(AnswerTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds loss and top-1 accuracy a head since the last line."""
         if "loss" in logs and self._sums:
-            count_K = self._sums["count_K"].clamp(min=1)
+            sums = {name: sum_over_ranks(value) for name, value in self._sums.items()}
+            count_K = sums["count_K"].clamp(min=1)
             for name, key in (("loss_head", "loss_K"), ("top1_head", "correct_K")):
-                for k, value in enumerate((self._sums[key] / count_K).tolist(), start=1):
+                for k, value in enumerate((sums[key] / count_K).tolist(), start=1):
                     logs[f"{name}{k}"] = round(value, 4)
             self._sums = {}
         super().log(logs, start_time)
