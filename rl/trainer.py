@@ -3,6 +3,9 @@
 What is ours: rollouts come from our own decoder (`rl.rollout`), the loss from `rl.policy`, lambda from `rl.floor`, and
 checkpoints hold the head alone. Target and drafter are held beside the trainer's model, never inside it: they are in no
 optimizer, no checkpoint and no device move.
+
+Of several processes each samples a piece of a rollout and adds what its completions give to the gradient. Whatever is
+decided is decided by all of them, from what all have sampled (`rl.sharing`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import copy
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +23,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import ProgressCallback
+from transformers import ProgressCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from trl import RLOOTrainer
 
 from models.checkpoint import load_ensemble, save_ensemble
@@ -31,9 +35,21 @@ from models.decoding.sampling import SamplingParams
 from models.ensemble import EnsembleHead
 from models.target import Target
 from rl.floor import RunState
-from rl.policy import PolicyOptions, acceptance, baselines, logprobs, surrogate
-from rl.rollout import FixedWeight, Rollout, Weigher, sample_rollouts, stack_features, verified_tokens
+from rl.measured import Measured, length_metrics, measured
+from rl.policy import PolicyOptions, PolicyStats, baselines, logprobs, surrogate
+from rl.rollout import (
+    FixedWeight,
+    Rollout,
+    Weigher,
+    require_verified,
+    sample_rollouts,
+    stack_features,
+    verified_tokens,
+    without_tokens,
+)
+from rl.sharing import deal, gather_rollouts, piece
 from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
+from train.ranks import gather_pieces, is_main, wait_for_all
 from train.trainer import NoStepTooMany
 
 STATE_NAME = "diversed_state.json"
@@ -61,16 +77,9 @@ class Stored:
     baseline_N: Tensor
     old_logprob_N: Tensor
 
-
-@dataclass(frozen=True)
-class Measured:
-    """Means over completions. acceptance: each one's mean of 1 - w TV; rate: accepted over drafted tokens."""
-
-    reward: float
-    acceptance: float
-    rate: float
-    weight: float
-    certificate: float
+    def nothing(self) -> Stored:
+        """One that adds nothing to a gradient: of a process that has none of a micro-step's completions."""
+        return Stored(without_tokens(self.rollout), 0.0, self.baseline_N[:0], self.old_logprob_N[:0])
 
 
 class DiversedTrainer(NoStepTooMany, RLOOTrainer):
@@ -95,10 +104,10 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         self.rollout_batch_size = rollout_batch_size
         self.provenance = provenance or {}
         self.measured: dict[str, Any] = {}
-        self._rollouts: list[Rollout] = []
+        self._rollouts: list[Rollout] = []  # this process's
+        self._everyones: list[Rollout] = []  # without features
         self._old_logprob_N = torch.empty(0)
         self._rewards = torch.empty(0)
-        self._sampling: tuple[Weigher, int] | None = None  # head and seed in place of those of training
         self._start_weights = copy.deepcopy(head.state_dict())
         tokenizer = copy.deepcopy(pair.target.tokenizer)  # trl may give it a padding token
         super().__init__(
@@ -130,32 +139,40 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
             return [list(prompt) for prompt in prompts], None, {}
         return super()._tokenize_prompts(prompts)
 
+    @property
+    def _number(self) -> int:
+        """Of the present rollout, from 0."""
+        return self._step // (self.args.steps_per_generation * self.num_iterations)
+
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any
     ) -> list[list[int]]:
-        """Completions of prompts that come repeated already."""
+        """Completions of this process's prompts, which come repeated already."""
+        first = self.accelerator.process_index * len(prompt_ids)
+        self._rollouts = self._sample(prompt_ids, self.head, self._number, first)
+        return [rollout.tokens for rollout in self._rollouts]
+
+    def _sample(self, prompt_ids: list[list[int]], head: Weigher, stream: int, first: int) -> list[Rollout]:
+        """A completion of each prompt, and what the other processes sample beside; `first`: number of the first one."""
         started = time.perf_counter()
-        number = self._step // (self.args.steps_per_generation * self.num_iterations)  # of this rollout
-        stream = number * self.accelerator.num_processes + self.accelerator.process_index
-        head, seed = self._sampling or (self.head, stream_seed(self.args.seed, stream))
-        params = GenerationParams(self.max_completion_length, SamplingParams(self.temperature))
-        self._rollouts = sample_rollouts(
+        rollouts = sample_rollouts(
             self.pair.target,
             self.pair.drafter,
             self.pair.num_draft_tokens,
             head,
             prompt_ids,
             1,
-            params,
-            seed,
+            GenerationParams(self.max_completion_length, SamplingParams(self.temperature)),
+            stream_seed(self.args.seed, stream),
             self.rollout_batch_size or None,
+            first,
         )
-        if any(not rollout.tokens for rollout in self._rollouts):
+        if any(not rollout.tokens for rollout in rollouts):
             raise ValueError(f"target {self.pair.target.name!r} gives logits that are no numbers; check its weights")
-        self._metrics["train" if self.model.training else "eval"]["time/rollout_s"].append(
-            time.perf_counter() - started
-        )
-        return [rollout.tokens for rollout in self._rollouts]
+        self._everyones = gather_rollouts(rollouts, first)
+        require_verified(self._everyones)
+        self._book(self._mode, **{"time/rollout_s": time.perf_counter() - started})
+        return rollouts
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -180,34 +197,54 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         self._rewards = super()._calculate_rewards(*args, **kwargs)
         return self._rewards
 
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """This process's completions of the present micro-step; their rollout is sampled where it begins."""
+        if self._buffered_inputs is None or self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
+            stored = self._generate_and_score_completions(generation_batch)["stored"]
+            first = self.accelerator.process_index * len(stored)
+            steps = deal(len(self._everyones), self.args.steps_per_generation, self.args.seed, self._number)
+            mine = [[stored[i - first] for i in step if 0 <= i - first < len(stored)] for step in steps]
+            self._buffered_inputs = [{"stored": of_step or [stored[0].nothing()]} for of_step in mine]
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """trl's rollout, and behind it what the loss needs of each completion."""
         output = super()._generate_and_score_completions(inputs)
         if self._raised_alarm():
             output = super()._generate_and_score_completions(inputs)
-        run, rollouts = self.run_state, self._rollouts
+        run, rollouts, everyones = self.run_state, self._rollouts, self._everyones
         run.floor.update(self._rewards[:, 0].mean().item())
         self.policy_options = replace(self.policy_options, lam=run.floor.present_lam)
-        start = self.accelerator.process_index * len(rollouts)
-        reward_S = self._rewards[start : start + len(rollouts), 0]
-        group_S = torch.arange(len(rollouts), device=reward_S.device) // self.num_generations
-        weights_N = torch.cat([rollout.weights_N for rollout in rollouts])
-        baseline_N = baselines(weights_N, verified_tokens(rollouts), reward_S, group_S, self.policy_options)
-        sizes = [len(rollout.p_N) for rollout in rollouts]
-        parts = zip(rollouts, reward_S.tolist(), baseline_N.split(sizes), self._old_logprob_N.split(sizes), strict=True)
+        mine = slice(start := self.accelerator.process_index * len(rollouts), start + len(rollouts))
+        parts = zip(
+            rollouts,
+            self._rewards[mine, 0].tolist(),
+            self._baselines()[mine],
+            self._old_logprob_N.split([len(rollout.p_N) for rollout in rollouts]),
+            strict=True,
+        )
         output["stored"] = [Stored(*part) for part in parts]
         self._book(
             "train",
             lam=run.floor.present_lam,
-            acceptance_rate=add_up(rollout.counters for rollout in rollouts).acceptance_rate,
-            certificate=fmean(rollout.certificate for rollout in rollouts),
+            acceptance_rate=add_up(rollout.counters for rollout in everyones).acceptance_rate,
+            certificate=fmean(rollout.certificate for rollout in everyones),
         )
         return output
+
+    def _baselines(self) -> list[Tensor]:
+        """Of each completion of all processes: its group may lie in several."""
+        everyones = self._everyones
+        reward_S = self._rewards[:, 0].cpu()
+        group_S = torch.arange(len(everyones)) // self.num_generations
+        weights_N = torch.cat([rollout.weights_N for rollout in everyones])
+        baseline_N = baselines(weights_N, verified_tokens(everyones), reward_S, group_S, self.policy_options)
+        return list(baseline_N.to(self.accelerator.device).split([len(rollout.p_N) for rollout in everyones]))
 
     def _raised_alarm(self) -> bool:
         """Whether the head has collapsed and another one stands in its place now; or it warns, or stops."""
         run = self.run_state
-        weight = torch.cat([rollout.weights_N for rollout in self._rollouts]).mean().item()
+        weight = torch.cat([rollout.weights_N for rollout in self._everyones]).mean().item()
         reason = run.alarm.observe(weight, self._rewards[:, 0].mean().item(), run.floor.lossless_reward)
         if reason is None:
             return False
@@ -215,11 +252,12 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         if action == "restore" and run.alarm.num_alarms > MAX_ALARMS:
             action = "stop"
         what = {"warn": "going on", "stop": "stopping", "restore": "going back to the best head, with half the lambda"}
-        warnings.warn(
-            f"the head has collapsed at step {self.state.global_step}: {reason}; {what[action]}. Lower lam, set a "
-            "reward floor (floor.max_drop), or lower trainer.learning_rate",
-            stacklevel=2,
-        )
+        if is_main():
+            warnings.warn(
+                f"the head has collapsed at step {self.state.global_step}: {reason}; {what[action]}. Lower lam, set a "
+                "reward floor (floor.max_drop), or lower trainer.learning_rate",
+                stacklevel=2,
+            )
         if action == "stop":
             self.control.should_training_stop = True
         if action != "restore":
@@ -241,7 +279,9 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """The surrogate of `rl.policy` in place of trl's loss, over 1 + lambda.
 
-        It averages over completions, and the caller divides by the number of accumulation steps. Adam remembers how
+        It averages over completions, and the caller divides by the number of accumulation steps. Several processes add
+        up what their completions give, however many of them each has: all divide by the same number, and their gradients
+        are averaged. Adam remembers how
         large gradients were for a thousand steps: without the 1 + lambda, a head that a large lambda has moved would
         hardly move back once lambda gives way.
         """
@@ -254,16 +294,19 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
             torch.cat([one.baseline_N for one in stored]),
             self.policy_options,
             torch.cat([one.old_logprob_N for one in stored]),
+            num_sequences=self.args.per_device_train_batch_size,
         )
-        self._book(
-            "train",
-            weight=stats.weight.item(),
-            acceptance=stats.acceptance.item(),
-            entropy=stats.entropy.item(),
-            log_ratio=stats.log_ratio.item(),
-            **{"clip_ratio/region_mean": stats.clipped.item()},
-        )
+        self._book_stats(stats)
         return loss / (1.0 + self.policy_options.lam)
+
+    def _book_stats(self, stats: PolicyStats) -> None:
+        """Means over the tokens of all processes, of which each has another number."""
+        means = torch.stack([stats.weight, stats.acceptance, stats.entropy, stats.log_ratio, stats.clipped])
+        sums = torch.cat([means * stats.num_tokens, means.new_tensor([stats.num_tokens])])
+        *totals, num_tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        names = ("weight", "acceptance", "entropy", "log_ratio", "clip_ratio/region_mean")
+        values = (total / max(num_tokens, 1.0) for total in totals)
+        self._book("train", **dict(zip(names, values, strict=True)))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """trl's, and the time that the update itself takes."""
@@ -272,8 +315,11 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         loss = super().training_step(*args, **kwargs)
         sampled = sum(metrics.get("time/rollout_s", [])) - sampled
         self._book("train", **{"time/update_s": time.perf_counter() - started - sampled})
-        self.run_state.num_micro_steps = self._step
         return loss
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
 
     def _book(self, mode: str, **values: float) -> None:
         for name, value in values.items():
@@ -293,34 +339,50 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
 
     def try_reward(self) -> None:
         """Ask the reward about one completion, an empty one: one that fails is told before anything is sampled."""
-        row = self.train_dataset[0]
-        is_chat = isinstance(row["prompt"], list) and isinstance(row["prompt"][0], dict)
-        completion = [{"role": "assistant", "content": ""}] if is_chat else ""
-        ids = list(self.pair.target.eos_token_ids)[:1]
-        self._calculate_rewards([row], [row["prompt"]], [completion], [ids])
+        self._ask_reward([self.train_dataset[0]], [list(self.pair.target.eos_token_ids)[:1]], [""])
+
+    def _ask_reward(
+        self, rows: Sequence[dict[str, Any]], completion_ids: list[list[int]], texts: list[str]
+    ) -> list[float]:
+        """What the reward gives these completions, asked as trl asks it. What it logs is forgotten."""
+        prompts = [row["prompt"] for row in rows]
+        is_chat = isinstance(prompts[0], list) and isinstance(prompts[0][0], dict)
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        (reward,) = self.reward_funcs
+        values = reward(
+            prompts=prompts,
+            completions=[[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts,
+            completion_ids=completion_ids,
+            **columns,
+            trainer_state=self.state,
+            log_extra=self._log_completion_extra,
+            log_metric=self._log_metric,
+        )
         self._forget_pending()
+        return values
 
     @torch.no_grad()
     def measure(self, dataset: Dataset, head: Weigher, num_samples: int, stream: int) -> Measured:
-        """Sample these prompts under a head, with random numbers that are the same at every call."""
+        """Sample these prompts under a head, with random numbers that are the same at every call.
+
+        Several processes share the completions out, and each gets what was measured on all.
+        """
         self.model.eval()
         rows = [row for row in dataset for _ in range(num_samples)]
-        prompts = [row["prompt"] for row in rows]
-        self._sampling = head, stream_seed(self.args.seed, stream)
-        try:
-            _, completion_ids, completions = self._generate(prompts)
-            rewards = self._calculate_rewards(rows, prompts, completions, completion_ids)
-        finally:
-            self._sampling = None
-            self._forget_pending()
-        rollouts = [rollout for rollout in self._rollouts if len(rollout.p_N)]
-        return Measured(
-            reward=rewards[:, 0].mean().item(),
-            acceptance=fmean(acceptance(one.weights_N, one.tv_N).mean().item() for one in rollouts),
-            rate=add_up(rollout.counters for rollout in rollouts).acceptance_rate,
-            weight=torch.cat([rollout.weights_N for rollout in rollouts]).mean().item(),
-            certificate=fmean(rollout.certificate for rollout in self._rollouts),
-        )
+        numbers = piece(len(rows))
+        mine = [rows[i] for i in numbers]
+        prompt_ids = self._tokenize_prompts([row["prompt"] for row in mine])[0] if mine else []
+        ids = [rollout.tokens for rollout in self._sample(prompt_ids, head, stream, numbers.start)]
+        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
+        rewards = self._ask_reward(mine, ids, texts) if mine else []
+        self._book_lengths()
+        return measured(self._everyones, gather_pieces(dict(zip(numbers, rewards, strict=True))))
+
+    def _book_lengths(self) -> None:
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        lengths_S = torch.tensor([len(rollout.tokens) for rollout in self._everyones])
+        is_cut_S = torch.tensor([rollout.tokens[-1] not in ends for rollout in self._everyones])
+        self._book(self._mode, **length_metrics(lengths_S, is_cut_S), num_tokens=self.state.num_input_tokens_seen)
 
     def _forget_pending(self) -> None:
         """What a reward logged of completions that are no part of training."""
@@ -376,17 +438,24 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         if resume_from_checkpoint is None:
             self.measure_lossless()
         else:
-            path = Path(resume_from_checkpoint) / STATE_NAME
-            self.run_state.load_json(json.loads(path.read_text(encoding="utf-8")))
-            self._step = self.run_state.num_micro_steps
+            folder = Path(resume_from_checkpoint)
+            self.run_state.load_json(json.loads((folder / STATE_NAME).read_text(encoding="utf-8")))
+            step = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).global_step
+            self._step = step * self.args.gradient_accumulation_steps
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        folder.mkdir(parents=True, exist_ok=True)
-        state = json.dumps(self.run_state.to_json(), indent=1) + "\n"
-        (folder / STATE_NAME).write_text(state, encoding="utf-8")
+        if self.args.should_save:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            state = json.dumps(self.run_state.to_json(), indent=1) + "\n"
+            (folder / STATE_NAME).write_text(state, encoding="utf-8")
         super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Of each process; the file that makes a checkpoint a whole one comes behind those of all."""
+        super()._save_rng_state(output_dir)
+        wait_for_all()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if self.args.should_save:

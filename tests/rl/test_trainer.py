@@ -249,7 +249,7 @@ def run_captured(trainer: DiversedTrainer, patch: pytest.MonkeyPatch, code: Code
 
 def test_every_rollout_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_fresh_samples(tmp_path, monkeypatch)
-    code = faulty("stream_seed(self.args.seed, stream))", "stream_seed(self.args.seed, 0))")
+    code = faulty("self.head, self._number, first)", "self.head, 0, first)")
     assert fails(lambda: check_fresh_samples(tmp_path, monkeypatch, code))
 
 
@@ -538,12 +538,12 @@ def quiet() -> Iterator[None]:
 GRADIENT_FAULTS = [
     ("divided by accumulation twice", "return loss / (", "return loss / 4 / (", "accumulated"),
     ("a group is every fourth", "// self.num_generations\n", "% self.num_generations\n", "on policy"),
-    ("rewards in another order", "reward_S.tolist()", "reward_S.flip(0).tolist()", "on policy"),
+    ("rewards in another order", "self._rewards[mine, 0].tolist()", "self._rewards[:, 0].flip(0).tolist()", "on policy"),
     ("no old log-probability", "torch.cat([one.old_logprob_N for one in stored]),", "None,", "three epochs"),
     ("no baseline", "cat([one.baseline_N for one in stored])", "zeros(sum(len(r.p_N) for r in rollouts))", "on policy"),
     ("lambda is lost", "lam=run.floor.present_lam)", "lam=0.0)", "on policy"),
-    ("tokens taken for another rollout's", "split(sizes), self._old", "split(sizes[::-1]), self._old", "on policy"),
-    ("sampled without the head", "self._sampling or (self.head,", "self._sampling or (FixedWeight(0.5),", "on policy"),
+    ("another rollout's baselines", "self._baselines()[mine]", "self._baselines()[::-1]", "on policy"),
+    ("sampled without the head", "self.head, self._number, first)", "FixedWeight(0.5), self._number, first)", "on policy"),
 ]
 
 
@@ -559,7 +559,7 @@ def test_faults_in_the_gradient_are_caught(
 
 RESUME_FAULTS = [
     ("state not read", "self.run_state.load_json(", "str("),
-    ("counts rollouts from 0", "self._step = self.run_state.num_micro_steps", "pass"),
+    ("counts rollouts from 0", "self._step = step * self.args.gradient_accumulation_steps", "pass"),
     ("weights not read", "self.head.load_state_dict(saved.state_dict())", "pass"),
     ("trl's order of prompts", "return EpochSampler(", "return type(plain)("),
 ]
