@@ -33,13 +33,14 @@ from models.decoding.sampling import SamplingParams
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.target import TargetOptions, load_target, resolve_device
 from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState
+from rl.measuring import Pair
 from rl.options import RLOptions, require_same_batch, rloo_config
 from rl.policy import PolicyOptions
 from rl.prompts import load_datasets, load_testbed_datasets
 from rl.rewards.loading import RewardOptions, load_reward
 from rl.rollout import require_temperature_alone
 from rl.sharing import require_same_options
-from rl.trainer import STATE_NAME, DiversedTrainer, Pair
+from rl.trainer import STATE_NAME, DiversedTrainer
 from rl.trl_parts import StopAfterRollout
 from train.config import entry, exit_interrupted
 from train.data import DataOptions

@@ -21,11 +21,12 @@ BEST_METRIC = "eval_objective"
 class RLOptions:
     """What a user sets of trl's RLOOConfig, by its names.
 
-    per_device_train_batch_size: completions in a micro-step, of each process. steps_per_generation: micro-steps that one rollout is cut
-    into, 0 for gradient_accumulation_steps. num_generations: completions a prompt. num_iterations: update epochs over
-    a rollout. epsilon, epsilon_high: clipping of the importance ratio; epsilon_high 0 is epsilon. max_steps: optimizer
-    steps; 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps, whole rollouts.
-    num_generations_eval: completions of each held-out prompt. rollout_batch_size: rows that decode together, 0 for all.
+    per_device_train_batch_size: completions in a micro-step, of each process. steps_per_generation: micro-steps that
+    one rollout is cut into, 0 for gradient_accumulation_steps. num_generations: completions a prompt. num_iterations:
+    update epochs over a rollout. epsilon, epsilon_high: clipping of the importance ratio; epsilon_high 0 is epsilon.
+    max_steps: optimizer steps; 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps, whole
+    rollouts. num_generations_eval: completions of each held-out prompt. rollout_batch_size: rows that decode together
+    in a process, 0 for all.
     """
 
     max_steps: int = 200

@@ -208,7 +208,8 @@ def surrogate(
 
 def _stats(w_N: Tensor, tokens: VerifiedTokens, log_ratio_N: Tensor, is_clipped_N: Tensor) -> PolicyStats:
     means = (w_N, acceptance(w_N, tokens.tv_N), verdict_entropy(w_N, tokens.tv_N), log_ratio_N, is_clipped_N.float())
-    return PolicyStats(*(values.sum() / max(len(w_N), 1) for values in means), num_tokens=len(w_N))
+    weight, accepted, entropy, log_ratio, clipped = (values.sum() / max(len(w_N), 1) for values in means)
+    return PolicyStats(weight, accepted, entropy, log_ratio, clipped, len(w_N))
 
 
 def _sums(values_N: Tensor, tokens: VerifiedTokens, num_sequences: int) -> Tensor:

@@ -9,7 +9,7 @@ Shape suffixes: B rows, K drafted tokens, V vocabulary, N verified tokens of a c
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ def sample_rollouts(
 ) -> list[Rollout]:
     """num_samples completions of each prompt, those of one prompt side by side, at most max_batch_size at a time.
 
-    Completion i depends on its prompt, the params, and (seed, first + i) alone: with `first`, calls that share a list of
+    Completion i depends on its prompt, the params, and (seed, first + i) alone: by `first`, calls that share a list of
     completions out sample what one call would. Tensors are copies on the target's device.
     ValueError for params other than a temperature above 0 (see `require_temperature_alone`), and as `Decoder` has it.
     """
@@ -236,8 +236,10 @@ def without_features(rollout: Rollout) -> Rollout:
 
 
 def _map_tensors(rollout: Rollout, change: Callable[[Tensor], Tensor]) -> Rollout:
-    tensors = {name: value for name, value in vars(rollout).items() if isinstance(value, Tensor)}
-    return replace(rollout, **{name: change(value) for name, value in tensors.items()})
+    tensors: dict[str, Any] = {
+        name: change(value) for name, value in vars(rollout).items() if isinstance(value, Tensor)
+    }
+    return replace(rollout, **tensors)
 
 
 def require_verified(rollouts: Sequence[Rollout]) -> None:

@@ -43,6 +43,6 @@ def require_same_options(options: Mapping[str, Any]) -> None:
         for name, value in everyones[0].items():
             if theirs[name] != value:
                 raise ValueError(
-                    f"{name} is {value!r} in process 0 and {theirs[name]!r} in process {number}: start all of them with "
-                    "the same words, and a sweep that draws its values (sweep=optuna) as one process"
+                    f"{name} is {value!r} in process 0 and {theirs[name]!r} in process {number}: start all of them "
+                    "with the same words, and a sweep that draws its values (sweep=optuna) as one process"
                 )

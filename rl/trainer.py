@@ -1,8 +1,8 @@
 """The trainer of the ensemble head, on trl's RLOO trainer: its data flow, rewards, logging and checkpoints.
 
-What is ours: rollouts come from our own decoder (`rl.rollout`), the loss from `rl.policy`, lambda from `rl.floor`, and
-checkpoints hold the head alone. Target and drafter are held beside the trainer's model, never inside it: they are in no
-optimizer, no checkpoint and no device move.
+What is ours: rollouts come from our own decoder (`rl.measuring`), the loss from `rl.policy`, lambda from `rl.floor`,
+and checkpoints hold the head alone. Target and drafter are held beside the trainer's model, never inside it: they are
+in no optimizer, no checkpoint and no device move.
 
 Of several processes each samples a piece of a rollout and adds what its completions give to the gradient. Whatever is
 decided is decided by all of them, from what all have sampled (`rl.sharing`).
@@ -14,58 +14,30 @@ import copy
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
-from trl import RLOOTrainer
 
 from models.checkpoint import load_ensemble, save_ensemble
 from models.decoding.counters import add_up
-from models.decoding.drafters.base import Drafter
-from models.decoding.rows import GenerationParams, stream_seed
-from models.decoding.sampling import SamplingParams
 from models.ensemble import EnsembleHead
-from models.target import Target
 from rl.floor import RunState
-from rl.measured import Measured, length_metrics, measured
+from rl.measuring import MeasuringTrainer, Pair
 from rl.policy import PolicyOptions, PolicyStats, baselines, logprobs, surrogate
-from rl.rollout import (
-    FixedWeight,
-    Rollout,
-    Weigher,
-    require_verified,
-    sample_rollouts,
-    stack_features,
-    verified_tokens,
-    without_tokens,
-)
-from rl.sharing import deal, gather_rollouts, piece
+from rl.rollout import Rollout, stack_features, verified_tokens, without_tokens
+from rl.sharing import deal
 from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
-from train.ranks import gather_pieces, is_main, wait_for_all
-from train.trainer import NoStepTooMany
+from train.ranks import is_main, wait_for_all
 
 STATE_NAME = "diversed_state.json"
-# Streams of random numbers that no rollout of training uses.
-HELDOUT_STREAM, LOSSLESS_STREAM = -1, -2
 MAX_ALARMS = 5
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Who decodes: a target, a drafter, the longest block, and the drafter's record for checkpoints."""
-
-    target: Target
-    drafter: Drafter
-    num_draft_tokens: int
-    record: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +54,7 @@ class Stored:
         return Stored(without_tokens(self.rollout), 0.0, self.baseline_N[:0], self.old_logprob_N[:0])
 
 
-class DiversedTrainer(NoStepTooMany, RLOOTrainer):
+class DiversedTrainer(MeasuringTrainer):
     """trl's RLOO trainer for a head that weighs target against proposal."""
 
     def __init__(
@@ -98,19 +70,18 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         **kwargs: Any,
     ) -> None:
         """kwargs: args (of `rloo_config`), train_dataset, eval_dataset, callbacks."""
-        self.pair = pair
         self.policy_options = policy
-        self.run_state = run
-        self.rollout_batch_size = rollout_batch_size
         self.provenance = provenance or {}
-        self.measured: dict[str, Any] = {}
-        self._rollouts: list[Rollout] = []  # this process's
-        self._everyones: list[Rollout] = []  # without features
+        self._rollouts: list[Rollout] = []  # this process's, the last ones of training
+        self._buffered_inputs: list[dict[str, Any]] | None  # trl's: the present rollout, a micro-step each
         self._old_logprob_N = torch.empty(0)
         self._rewards = torch.empty(0)
         self._start_weights = copy.deepcopy(head.state_dict())
         tokenizer = copy.deepcopy(pair.target.tokenizer)  # trl may give it a padding token
         super().__init__(
+            pair,
+            run,
+            rollout_batch_size,
             model=HeadPolicy(head, pair.target),
             reward_funcs=checked_reward(reward, reward_name),
             processing_class=tokenizer,
@@ -118,11 +89,6 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         )
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(ShortProgress())
-
-    @property
-    def head(self) -> EnsembleHead:
-        """The head in training."""
-        return self.accelerator.unwrap_model(self.model).head
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
 
@@ -132,12 +98,6 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         return EpochSampler(
             plain.data_source, plain.mini_repeat_count, plain.batch_size, plain.repeat_count, plain.shuffle, plain.seed
         )
-
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """Text and messages as trl renders them; token ids as they are."""
-        if isinstance(prompts[0], list) and prompts[0] and isinstance(prompts[0][0], int):
-            return [list(prompt) for prompt in prompts], None, {}
-        return super()._tokenize_prompts(prompts)
 
     @property
     def _number(self) -> int:
@@ -151,28 +111,6 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         first = self.accelerator.process_index * len(prompt_ids)
         self._rollouts = self._sample(prompt_ids, self.head, self._number, first)
         return [rollout.tokens for rollout in self._rollouts]
-
-    def _sample(self, prompt_ids: list[list[int]], head: Weigher, stream: int, first: int) -> list[Rollout]:
-        """A completion of each prompt, and what the other processes sample beside; `first`: number of the first one."""
-        started = time.perf_counter()
-        rollouts = sample_rollouts(
-            self.pair.target,
-            self.pair.drafter,
-            self.pair.num_draft_tokens,
-            head,
-            prompt_ids,
-            1,
-            GenerationParams(self.max_completion_length, SamplingParams(self.temperature)),
-            stream_seed(self.args.seed, stream),
-            self.rollout_batch_size or None,
-            first,
-        )
-        if any(not rollout.tokens for rollout in rollouts):
-            raise ValueError(f"target {self.pair.target.name!r} gives logits that are no numbers; check its weights")
-        self._everyones = gather_rollouts(rollouts, first)
-        require_verified(self._everyones)
-        self._book(self._mode, **{"time/rollout_s": time.perf_counter() - started})
-        return rollouts
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -279,11 +217,10 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """The surrogate of `rl.policy` in place of trl's loss, over 1 + lambda.
 
-        It averages over completions, and the caller divides by the number of accumulation steps. Several processes add
-        up what their completions give, however many of them each has: all divide by the same number, and their gradients
-        are averaged. Adam remembers how
-        large gradients were for a thousand steps: without the 1 + lambda, a head that a large lambda has moved would
-        hardly move back once lambda gives way.
+        It averages over completions, and the caller divides by the number of accumulation steps. All processes divide
+        by the same number, however many completions of the micro-step each has, and their gradients are averaged. Adam
+        remembers how large gradients were for a thousand steps: without the 1 + lambda, a head that a large lambda has
+        moved would hardly move back once lambda gives way.
         """
         stored: list[Stored] = inputs["stored"]
         rollouts = [one.rollout for one in stored]
@@ -316,120 +253,6 @@ class DiversedTrainer(NoStepTooMany, RLOOTrainer):
         sampled = sum(metrics.get("time/rollout_s", [])) - sampled
         self._book("train", **{"time/update_s": time.perf_counter() - started - sampled})
         return loss
-
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
-
-    def _book(self, mode: str, **values: float) -> None:
-        for name, value in values.items():
-            self._metrics[mode][name].append(value)
-
-    # --- measuring --------------------------------------------------------------------------------------------------
-
-    def require_room(self, rows: Iterable[dict[str, Any]]) -> None:
-        """ValueError where a prompt leaves no room for an answer in the target's context."""
-        prompt_ids, _, _ = self._tokenize_prompts([row["prompt"] for row in rows])
-        longest = max(len(ids) for ids in prompt_ids)
-        if longest > (most := self.pair.target.max_context() - 2):
-            raise ValueError(
-                f"the longest prompt has {longest} tokens, and the context of target {self.pair.target.name!r} allows "
-                f"{most}: leave out the longest ones"
-            )
-
-    def try_reward(self) -> None:
-        """Ask the reward about one completion, an empty one: one that fails is told before anything is sampled."""
-        self._ask_reward([self.train_dataset[0]], [list(self.pair.target.eos_token_ids)[:1]], [""])
-
-    def _ask_reward(
-        self, rows: Sequence[dict[str, Any]], completion_ids: list[list[int]], texts: list[str]
-    ) -> list[float]:
-        """What the reward gives these completions, asked as trl asks it. What it logs is forgotten."""
-        prompts = [row["prompt"] for row in rows]
-        is_chat = isinstance(prompts[0], list) and isinstance(prompts[0][0], dict)
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        (reward,) = self.reward_funcs
-        values = reward(
-            prompts=prompts,
-            completions=[[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts,
-            completion_ids=completion_ids,
-            **columns,
-            trainer_state=self.state,
-            log_extra=self._log_completion_extra,
-            log_metric=self._log_metric,
-        )
-        self._forget_pending()
-        return values
-
-    @torch.no_grad()
-    def measure(self, dataset: Dataset, head: Weigher, num_samples: int, stream: int) -> Measured:
-        """Sample these prompts under a head, with random numbers that are the same at every call.
-
-        Several processes share the completions out, and each gets what was measured on all.
-        """
-        self.model.eval()
-        rows = [row for row in dataset for _ in range(num_samples)]
-        numbers = piece(len(rows))
-        mine = [rows[i] for i in numbers]
-        prompt_ids = self._tokenize_prompts([row["prompt"] for row in mine])[0] if mine else []
-        ids = [rollout.tokens for rollout in self._sample(prompt_ids, head, stream, numbers.start)]
-        texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        rewards = self._ask_reward(mine, ids, texts) if mine else []
-        self._book_lengths()
-        return measured(self._everyones, gather_pieces(dict(zip(numbers, rewards, strict=True))))
-
-    def _book_lengths(self) -> None:
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        lengths_S = torch.tensor([len(rollout.tokens) for rollout in self._everyones])
-        is_cut_S = torch.tensor([rollout.tokens[-1] not in ends for rollout in self._everyones])
-        self._book(self._mode, **length_metrics(lengths_S, is_cut_S), num_tokens=self.state.num_input_tokens_seen)
-
-    def _forget_pending(self) -> None:
-        """What a reward logged of completions that are no part of training."""
-        self._pending_extra_logs.clear()
-        self._pending_metrics.clear()
-
-    def measure_lossless(self) -> None:
-        """What lossless decoding gets: reward on training prompts, for the floor; and on the held-out ones."""
-        run, lossless = self.run_state, FixedWeight(1.0)
-        size = min(run.floor.options.prompts, len(self.train_dataset))
-        some = self.train_dataset.shuffle(seed=self.args.seed).select(range(size))
-        run.floor.lossless_reward = self.measure(some, lossless, self.num_generations, LOSSLESS_STREAM).reward
-        if self.eval_dataset is not None:
-            heldout = self.measure(self.eval_dataset, lossless, self.num_generations_eval, HELDOUT_STREAM)
-            run.lossless_heldout = {"reward": heldout.reward, "acceptance": heldout.acceptance}
-        self._metrics["eval"].clear()
-
-    def objective(self, measured: Measured) -> float:
-        """What held-out prompts judge a head by: gain over lossless decoding in R + lam A.
-
-        Under a reward floor, acceptance counts only where the floor holds.
-        """
-        lossless, floor = self.run_state.lossless_heldout, self.run_state.floor
-        gain = measured.reward - lossless["reward"]
-        if floor.options.max_drop is not None and gain < -floor.options.max_drop:
-            return gain
-        return gain + floor.lam * (measured.acceptance - lossless["acceptance"])
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Sampled completions of the held-out prompts."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        measured = self.measure(dataset, self.head, self.num_generations_eval, HELDOUT_STREAM)
-        values = {
-            "objective": self.objective(measured),
-            "reward": measured.reward,
-            "acceptance": measured.acceptance,
-            "acceptance_rate": measured.rate,
-            "weight": measured.weight,
-            "certificate": measured.certificate,
-        }
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
-        self.measured = {"step": self.state.global_step, **values, "lossless": self.run_state.lossless_heldout}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 

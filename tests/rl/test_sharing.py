@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,15 @@ def test_pieces_are_even_and_whole(monkeypatch: pytest.MonkeyPatch, count: int, 
     for rank in range(num_ranks):
         as_rank(monkeypatch, rank, num_ranks)
         pieces.append(list(piece(count)))
-    assert sum(pieces, []) == list(range(count))
+    assert list(chain(*pieces)) == list(range(count))
     assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
 
 
 def test_each_completion_is_dealt_once() -> None:
     """To micro-steps that differ from rollout to rollout; finer ones cut the same optimizer steps."""
     coarse, fine = deal(24, 2, 5, 3), deal(24, 6, 5, 3)
-    assert sorted(sum(coarse, [])) == sorted(sum(fine, [])) == list(range(24))
-    assert [sorted(sum(fine[:3], [])), sorted(sum(fine[3:], []))] == coarse
+    assert sorted(chain(*coarse)) == sorted(chain(*fine)) == list(range(24))
+    assert [sorted(chain(*fine[:3])), sorted(chain(*fine[3:]))] == coarse
     assert all(len(step) == 4 and step == sorted(step) for step in fine)
     assert deal(24, 2, 5, 3) == coarse
     assert len({str(deal(24, 2, seed, rollout)) for seed in (5, 6) for rollout in (3, 4)}) == 4
@@ -191,9 +192,7 @@ OPTIONS = RLOptions(per_device_train_batch_size=12, steps_per_generation=2, num_
 def test_runs_that_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same completions an update, by processes, by accumulation, or both: one run; a process has a part of it."""
     assert OPTIONS.as_one_process() == OPTIONS
-    accumulated = replace(
-        OPTIONS, per_device_train_batch_size=4, gradient_accumulation_steps=3, steps_per_generation=6
-    )
+    accumulated = replace(OPTIONS, per_device_train_batch_size=4, gradient_accumulation_steps=3, steps_per_generation=6)
     assert accumulated.as_one_process() == OPTIONS
     plain = RLOptions()
     assert plain.as_one_process() == plain
@@ -283,8 +282,8 @@ LOG_TOLERANCE = 1e-4
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 PROMPT_SECONDS = 60.0  # a launcher waits for 30 seconds before it ends by force what does not end by itself
 NUM_TRAIN, MAX_STEPS = 18, 16
-REWARD = '''
-import json, os, signal
+REWARD = """
+import json, os, signal, time
 from pathlib import Path
 
 RANK = os.environ.get("RANK", "0")
@@ -298,11 +297,12 @@ def toy(completion_ids, answer, trainer_state, **kwargs):
         what, rank, step = json.loads(plan.read_text())
         if (rank, step) == (RANK, trainer_state.global_step):
             plan.unlink()
+            Path("done.json").write_text(json.dumps(time.time()))
             if what == "raise":
                 raise RuntimeError("no such luck")
             os.kill(os.getpid(), getattr(signal, what))
     return [len(set(ids)) / len(ids) - len(ids) / 50 for ids in completion_ids]
-'''
+"""
 
 
 def words_of(folder: Path, size: int, steps: int = 1, rollout: int = 2) -> list[str]:
@@ -441,20 +441,21 @@ def test_micro_steps_in_which_a_process_has_nothing(tmp_path: Path, single: Path
 
 @pytest.mark.slow
 def test_killed_process_ends_the_job_and_it_goes_on(tmp_path: Path, single: Path, pair: Path) -> None:
-    """kill -9 of one in the third rollout: the job ends soon and not well, and the same command ends as if nothing had
-    happened, to the bit; so does one process with the whole batch, and one with a part of it says what to set."""
+    """kill -9 of one, before the second checkpoint: the job ends soon and not well, and the same command ends as if
+    nothing had happened, to the bit; so does one process with the whole batch, and one with a part of it says what to
+    set."""
     words = words_of(tmp_path, 5)
     (tmp_path / "plan.json").write_text(json.dumps(["SIGKILL", "1", 8]))
-    started = time.monotonic()
     ended = run(tmp_path, *TORCHRUN, *words)
+    took_s = time.time() - json.loads((tmp_path / "done.json").read_text())
     assert ended.returncode != 0
     assert "Signal 9 (SIGKILL)" in ended.stderr
-    assert time.monotonic() - started < PROMPT_SECONDS + 120.0
+    assert took_s < PROMPT_SECONDS
     assert not (tmp_path / "out" / "model.safetensors").exists()
     alone = tmp_path / "alone"
     shutil.copytree(tmp_path, alone)
 
-    assert "going on from out/checkpoint-8" in finished(tmp_path, *TORCHRUN, *words)
+    assert "going on from out/checkpoint-4" in finished(tmp_path, *TORCHRUN, *words)
     heads = [folder / "out" / "model.safetensors" for folder in (tmp_path, pair)]
     assert heads[0].read_bytes() == heads[1].read_bytes()
     assert measurements(tmp_path)[:-1] == measurements(pair)[:-1]
@@ -462,7 +463,7 @@ def test_killed_process_ends_the_job_and_it_goes_on(tmp_path: Path, single: Path
     refused = run(alone, *words_of(alone, 5))
     assert refused.returncode == 2
     assert "set trainer.per_device_train_batch_size=10 trainer.steps_per_generation=2" in refused.stderr
-    assert "going on from out/checkpoint-8" in finished(alone, *words_of(alone, 10))
+    assert "going on from out/checkpoint-4" in finished(alone, *words_of(alone, 10))
     assert_same_head(single, alone)
 
 
