@@ -42,6 +42,7 @@ from rl.rollout import require_temperature_alone
 from rl.sharing import require_same_options
 from rl.trainer import STATE_NAME, DiversedTrainer
 from rl.trl_parts import StopAfterRollout
+from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.jsonl_logger import check_logger, log_callbacks
@@ -140,11 +141,11 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
     trainer.require_room(train if heldout is None else [*train, *heldout])
     trainer.try_reward()
     fingerprint = pair.target.fingerprint()
-    last = last_checkpoint(folder)
+    last = last_whole(folder, (STATE_NAME,))
     if last is not None:
         print(f"going on from {last}")
     try:
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        trainer.train(resume_from_checkpoint=last)
     finally:
         interrupt.restore()
     if interrupt.interrupted:
@@ -248,14 +249,6 @@ def require_same_run(folder: Path, config: DiversedConfig, pair: Pair) -> None:
         options.pop(name)
     made_from = {"holds": "ensemble head", "target": pair.target.fingerprint(), "drafter_fingerprint": pair.record}
     ShardFolder(folder, {**made_from, **_flat(options)}, suffix="")
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end."""
-    whole = [
-        path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if (path.parent / STATE_NAME).is_file()
-    ]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def finish(trainer: DiversedTrainer, folder: Path) -> dict[str, float]:

@@ -28,6 +28,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from models.checkpoint import load_ensemble, save_ensemble
 from models.decoding.counters import add_up
 from models.ensemble import EnsembleHead
+from models.files import write_text
 from rl.floor import RunState
 from rl.measuring import MeasuringTrainer, Pair
 from rl.policy import PolicyOptions, PolicyStats, baselines, logprobs, surrogate
@@ -267,13 +268,10 @@ class DiversedTrainer(MeasuringTrainer):
             self._step = step * self.args.gradient_accumulation_steps
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _write_checkpoint(self, model: nn.Module, trial: Any, folder: Path) -> None:
         if self.args.should_save:
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
-            state = json.dumps(self.run_state.to_json(), indent=1) + "\n"
-            (folder / STATE_NAME).write_text(state, encoding="utf-8")
-        super()._save_checkpoint(model, trial)
+            write_text(folder / STATE_NAME, json.dumps(self.run_state.to_json(), indent=1) + "\n")
+        super()._write_checkpoint(model, trial, folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Of each process; the file that makes a checkpoint a whole one comes behind those of all."""

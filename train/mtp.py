@@ -17,6 +17,7 @@ from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
 from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions
+from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.deepspeed_options import check_deepspeed
@@ -26,7 +27,7 @@ from train.jsonl_logger import check_logger, log_callbacks
 from train.losses import LossOptions
 from train.provenance import origin
 from train.ranks import is_main, join, main_first
-from train.resume import MarkWhole, last_whole, remove_unfinished, require_resumable, trained_with
+from train.resume import MARK, MarkWhole, remove_unfinished, require_resumable, trained_with
 from train.shards import require_same_run
 from train.texts import load_texts
 from train.trainer import (
@@ -91,7 +92,7 @@ def train_heads(config: MTPConfig) -> float:
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
     remove_unfinished(folder)
-    last = last_whole(folder)
+    last = last_whole(folder, (MARK,))
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))
     train_rows, heldout_rows = split_rows(
@@ -139,12 +140,12 @@ def train_heads(config: MTPConfig) -> float:
     return simulated.mean_block_length
 
 
-def _fit(trainer: HeadTrainer, folder: Path, last: Path | None) -> None:
+def _fit(trainer: HeadTrainer, folder: Path, last: str | None) -> None:
     """Train, from the last checkpoint where there is one. A non-finite loss keeps the weights of the last good step."""
     if last:
         print(f"going on from {last}")
     try:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+        trainer.train(resume_from_checkpoint=last)
     except NonFinite as error:
         kept = folder / "last-finite"
         save_heads(kept, trainer.head, {"stopped": str(error)})

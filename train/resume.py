@@ -17,9 +17,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from models.files import write_text
+from train.checkpoints import newest_first
 from train.deepspeed_options import zero_stage
 from train.ranks import is_main, main_first, num_ranks, wait_for_all
-from train.shards import atomic_write, read_manifest
+from train.shards import read_manifest
 from train.trainer import TrainerOptions
 
 MARK = "whole.json"
@@ -38,29 +40,16 @@ class MarkWhole(TrainerCallback):
         wait_for_all()
         if is_main():
             folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            with atomic_write(folder / MARK) as path:
-                path.write_text(json.dumps({"num_ranks": num_ranks(), "zero_stage": self.stage}), encoding="utf-8")
-
-
-def last_whole(folder: Path) -> Path | None:
-    """The checkpoint to go on from, None where there is none."""
-    whole = [path for path in _checkpoints(folder) if (path / MARK).is_file()]
-    return whole[-1] if whole else None
+            write_text(folder / MARK, json.dumps({"num_ranks": num_ranks(), "zero_stage": self.stage}))
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what a killed run left half written: transformers would count it, and take it for the best or the last."""
     with main_first():
-        for path in _checkpoints(folder) if is_main() else []:
+        for path in newest_first(folder) if is_main() else []:
             if not (path / MARK).is_file():
                 print(f"{path} was not finished when its run was killed; it is removed")
                 shutil.rmtree(path)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """All of them, in the order of their steps."""
-    found = folder.glob(f"{PREFIX_CHECKPOINT_DIR}-[0-9]*")
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def global_batch(options: TrainerOptions) -> int:
@@ -83,7 +72,7 @@ def require_resumable(folder: Path, options: TrainerOptions, deepspeed: Mapping[
             f"{options.per_device_train_batch_size} x {num_ranks()} processes x trainer.{ACCUMULATION}="
             f"{options.gradient_accumulation_steps}; {_remedy(before, options)}, or choose another paths.heads"
         )
-    if (last := last_whole(folder)) is not None:
+    if (last := next((path for path in newest_first(folder) if (path / MARK).is_file()), None)) is not None:
         _require_same_engine(last, zero_stage(deepspeed))
 
 

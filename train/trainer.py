@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
 from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
+from train.checkpoints import WholeCheckpoints
 from train.deepspeed_options import complete
 from train.examples import BucketSampler, Row, WithBlanks, collate
 from train.hidden_cache import answer_positions, log_normalisers
@@ -71,7 +72,7 @@ class NonFinite(ValueError):
     """The loss or a gradient is not a finite number; the head's weights are those of the last good step."""
 
 
-class NoStepTooMany(Trainer):
+class NoStepTooMany(WholeCheckpoints):
     """Comes first among a trainer's bases: transformers takes a step when it resumes where training had ended."""
 
     control: TrainerControl
