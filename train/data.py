@@ -26,12 +26,13 @@ LANGUAGES = ("en", "ko")
 class DataOptions:
     """The `data` group of the configuration. Empty strings and lists mean "not set".
 
-    source: where prompts come from, by the names of the group's files. dataset: of the hub; for the known sets this and the
-    columns override what is known. dataset_config: which of its configurations. dataset_split: which of its splits.
-    prompt_column: the column of prompts. answer_column: the column of answers; without one there are none.
+    source: where prompts come from, by the names of the group's files. dataset: name on the hub; for the known sets it
+    and the columns override what is known. dataset_config: which of its configurations. dataset_split: which of its
+    splits. prompt_column: the column of prompts. answer_column: the column of answers; without one there are none.
     max_prompts: so many of the shuffled prompts, both splits together; 0 for all. seed: of generated prompts and of the
-    order. heldout_fraction: share of the prompts that is never trained on. tasks: prompts of these alone.
-    languages: en, ko or both, of generated prompts. sources: what `mixed` puts together, in proportion to their sizes.
+    order. heldout_fraction: share of the prompts that is never trained on. tasks: prompts of these tasks alone; empty
+    for all. languages: en, ko or both, of generated prompts. sources: what `mixed` puts together, in proportion to
+    their sizes.
     """
 
     source: str = "instructions"

@@ -286,6 +286,11 @@ def training_arguments(
 
     With deepspeed, whose engine does its own casts, there is no autocast.
     """
+    if options.eval_steps < 1 or options.save_steps < 1 or options.save_steps % options.eval_steps:
+        raise ValueError(
+            f"trainer.save_steps={options.save_steps}: must be a multiple of trainer.eval_steps={options.eval_steps}, "
+            "so that the checkpoint that is kept was measured"
+        )
     engine = complete(deepspeed or {})
     has_autocast = options.autocast and engine is None and resolve_dtype(AUTO, device) == "bfloat16"
     arguments = TrainingArguments(

@@ -1,4 +1,4 @@
-"""docs/api.md: signatures and descriptions of the public Python interface, read from the source without importing it."""
+"""docs/api.md: signatures and descriptions of the public Python interface, read from the source, not by importing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ INTRO = """\
 
 Made by `python -m scripts.document` (`make docs`) from the source; a test fails where this page is not what the command
 writes. `models` is all that inference needs, and imports neither Hydra nor a trainer. Whatever does not fit raises a
-ValueError of one line that says what was wrong and what to do. Tensors have shape suffixes: B rows, T positions, K drafted
-tokens, V vocabulary, H hidden size.
+ValueError of one line that says what was wrong and what to do. Tensors have shape suffixes: B rows, T positions, K
+drafted tokens, V vocabulary, H hidden size.
 
 [How they are put together](decoding.md#from-python), with an example that runs.
 """

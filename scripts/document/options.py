@@ -74,10 +74,10 @@ Made by `python -m scripts.document` (`make docs`) from `conf/` and from the dat
 options against; a test fails where this page is not what the command writes. How options are meant to be used is in the
 [tutorials](README.md).
 
-A command of Hydra takes `option=value`, and a file of a group by `group=NAME`; the target alone is added, with `+model=NAME`.
-Text with commas, brackets or spaces is quoted twice: `"tasks=[chat,maths]"`. `--cfg job` prints all options with their values,
-`--help` the groups, `--multirun` runs the command for each of several values (`lam=0.1,1`). What is unknown or of a wrong type
-stops the command before a model loads.
+A command of Hydra takes `option=value`, and a file of a group by `group=NAME`; the target alone is added, with
+`+model=NAME`. Brackets and spaces are quoted from the shell: `"tasks=[chat,maths]"`. `--cfg job` prints all options
+with their values, `--help` the groups, `--multirun` runs the command for each of several values (`lam=0.1,1`). What is
+unknown or of a wrong type stops the command before a model loads. In defaults `${...}` is another option's value.
 """
 
 
