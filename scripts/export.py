@@ -16,7 +16,7 @@ from models.target import AUTO, DTYPES, load_target
 from scripts.generate import choose_target
 
 
-def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.export", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path, help="folder that `python -m train.mtp` wrote; it names the target")
@@ -32,7 +32,12 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES), help="of the target, and of what a server loads")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
     parser.set_defaults(draft=None)
-    return parser.parse_args(words)
+    return parser
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, read."""
+    return make_parser().parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -38,7 +38,14 @@ BEST_METRIC = "eval_block_length"
 class TrainerOptions:
     """What a user sets of transformers' TrainingArguments, by the same names where they have one.
 
-    max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without
+    max_steps: optimizer steps; 0 means num_train_epochs decide. num_train_epochs: passes over the training texts.
+    per_device_train_batch_size: texts in a micro-step, on each device. gradient_accumulation_steps: micro-steps in an
+    optimizer step. learning_rate: the highest of the schedule. weight_decay: AdamW's. warmup_steps: optimizer steps
+    over which the learning rate rises from 0. lr_scheduler_type: how it falls then, a name of transformers'
+    SchedulerType. max_grad_norm: gradients are scaled down to this norm, 0 leaves them. logging_steps: optimizer steps
+    between two lines of the log. seed: of first weights and of the texts' order. eval_steps: optimizer steps between
+    two measurements on held-out texts. save_steps: optimizer steps between two checkpoints, a multiple of eval_steps.
+    save_total_limit: most checkpoints that are kept, the best one among them. patience: evaluations without
     a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights, on
     a machine that has them (see `models.target.resolve_dtype`).
     max_length: tokens of prompt and answer that are used. start_tokens: training text that the first weights of an mtp
@@ -297,6 +304,11 @@ def training_arguments(
 
     With deepspeed, whose engine does its own casts, there is no autocast.
     """
+    if options.eval_steps < 1 or options.save_steps < 1 or options.save_steps % options.eval_steps:
+        raise ValueError(
+            f"trainer.save_steps={options.save_steps}: must be a multiple of trainer.eval_steps={options.eval_steps}, "
+            "so that the checkpoint that is kept was measured"
+        )
     engine = complete(deepspeed or {})
     has_autocast = options.autocast and engine is None and resolve_dtype(AUTO, device) == "bfloat16"
     arguments = TrainingArguments(
