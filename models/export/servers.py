@@ -21,6 +21,10 @@ VLLM, SGLANG, HF = "vllm", "sglang", "hf"
 SERVERS = (VLLM, SGLANG, HF)
 INSTEAD = "use --to hf, or this project's own decoder"
 _READS_DRAFTS = "drafts in parallel from heads that read the drafted tokens"
+NOT_BLANK = (
+    "# note: servers do without the first pair's embedding, and these heads were trained with it: drafts differ a "
+    "little there, texts do not; heads.blank_first=true trains them as they are served"
+)
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
     (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
@@ -62,7 +66,8 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
     head = load_heads(checkpoint, target, torch.float32)
     if isinstance(head, MTPHead):
         export_mtp(head, folder, target.dtype)
-        return _vllm(target, folder, "mtp", head) if server == VLLM else _sglang(target, folder, head)
+        line = _vllm(target, folder, "mtp", head) if server == VLLM else _sglang(target, folder, head)
+        return line if head.options.blank_first else f"{NOT_BLANK}\n{line}"
     assert isinstance(head, MedusaHeads)
     export_medusa(head.to(target.dtype), folder, token_map)
     return _vllm(target, folder, "medusa", head)  # all of its heads draft there, whatever is asked for

@@ -62,9 +62,9 @@ train_heads() {
         return
     fi
     [ "$checkpoint" = "$work/$kind/$kind" ] || fail "$checkpoint holds no heads: give the folder that train.mtp wrote"
-    # vLLM gives MTP layers the target's whole output head.
+    # vLLM gives MTP layers the target's whole output head, and no embedding in the first pair.
     local -a options=(trainer.num_train_epochs=6)
-    if [ "$kind" = mtp ]; then options=(trainer.num_train_epochs=3 heads.draft_vocab_size=0); fi
+    if [ "$kind" = mtp ]; then options=(trainer.num_train_epochs=3 heads.draft_vocab_size=0 heads.blank_first=true); fi
     "$PYTHON" -m train.mtp +model=smollm2 model.dtype=float32 "heads=$kind" experiment=quickstart "work_dir=$work/$kind" \
         data.max_prompts=120 answers.max_new_tokens=64 answers.batch_size=120 "${options[@]}"
 }

@@ -52,6 +52,8 @@ def test_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_recursive_head_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, _ = run(capsys, checkpoints / "mtp", tmp_path / "served", "--to", "vllm")
     assert code == 0
+    note, printed = printed.splitlines()
+    assert note.startswith("# note: servers do without the first pair's embedding")
     assert printed.startswith(
         """vllm serve tiny --hf-overrides '{"num_nextn_predict_layers": 1}' --speculative-config '{"""
     )

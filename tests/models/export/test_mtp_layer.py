@@ -164,6 +164,22 @@ def test_blanking_the_first_pair_changes_its_entry_alone(target: Target, tmp_pat
     assert torch.equal(served.draft_logits(hidden, ids, [5], blank_first=False), blank)
 
 
+def test_a_head_that_blanks_the_first_pair_is_served_as_it_is(target: Target, tmp_path: Path) -> None:
+    """From a text's first token on, with the reader as servers have it."""
+    head = make_head(target, blank_first=True)
+    export_mtp(head, tmp_path, torch.float32)
+    served = read_mtp(tmp_path)
+    ids = torch.randint(3, 259, (1, T + 1), generator=torch.Generator().manual_seed(1))
+    hidden = target.hidden(ids)[:, :T]
+    state = head.start(1)
+    head.absorb(state, hidden[:, :3], ids[:, 1:4], [3])
+    head.absorb(state, hidden[:, 3:], ids[:, 4:], [T - 3])
+    ours = torch.cat([head.draft_logits(state, token) for token in (None, torch.tensor([7]))])
+    theirs = served.draft_logits(hidden[0], ids[0, 1:], [7])
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(served.draft_logits(hidden[0], ids[0, 1:], [7], blank_first=False), ours, atol=1e-2)
+
+
 def test_served_in_the_targets_dtype(target: Target, tmp_path: Path) -> None:
     export_mtp(make_head(target), tmp_path, torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
