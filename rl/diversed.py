@@ -34,20 +34,20 @@ from models.ensemble import EnsembleHead, EnsembleOptions
 from models.target import TargetOptions, load_target, resolve_device
 from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState
 from rl.measuring import Pair
-from rl.options import RLOptions, require_same_batch, rloo_config
+from rl.options import RLOptions, rloo_config
 from rl.policy import PolicyOptions
 from rl.prompts import load_datasets, load_testbed_datasets
+from rl.resume import flat, last_checkpoint, remove_unfinished, require_same_batch, require_same_run
 from rl.rewards.loading import RewardOptions, load_reward
 from rl.rollout import require_temperature_alone
 from rl.sharing import require_same_options
-from rl.trainer import STATE_NAME, DiversedTrainer
+from rl.trainer import DiversedTrainer
 from rl.trl_parts import StopAfterRollout
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.jsonl_logger import check_logger, log_callbacks
 from train.provenance import origin
 from train.ranks import is_main, join, main_first
-from train.shards import ShardFolder
 from train.testbed import ensure_testbed
 from train.trainer import GuardGradients, require_unchanged
 from train.wandb_run import log_artifact
@@ -116,12 +116,15 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
             "more (data.max_prompts), or lower trainer.per_device_train_batch_size"
         )
     join(resolve_device(config.model.device))
-    require_same_options(_flat(asdict(config)))
+    require_same_options(flat(asdict(config)))
     set_seed(config.trainer.seed)
     with main_first():
         pair = load_pair(config)
     head = make_head(config, pair)
-    require_same_run(folder, config, pair)
+    fingerprint = pair.target.fingerprint()
+    made_from = {"holds": "ensemble head", "target": fingerprint, "drafter_fingerprint": pair.record}
+    require_same_run(folder, made_from, defining_options(config))
+    remove_unfinished(folder)
     interrupt = StopAfterRollout(config.trainer.updates_of_a_rollout)
     trainer = DiversedTrainer(
         head,
@@ -139,7 +142,6 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
     )
     trainer.require_room(train if heldout is None else [*train, *heldout])
     trainer.try_reward()
-    fingerprint = pair.target.fingerprint()
     last = last_checkpoint(folder)
     if last is not None:
         print(f"going on from {last}")
@@ -241,21 +243,12 @@ def make_head(config: DiversedConfig, pair: Pair) -> EnsembleHead:
     return EnsembleHead(options).to(pair.target.device)
 
 
-def require_same_run(folder: Path, config: DiversedConfig, pair: Pair) -> None:
-    """ValueError for a folder that holds a head of other options or another pair: going on would mix the two."""
+def defining_options(config: DiversedConfig) -> dict[str, Any]:
+    """What makes a run that run; how many processes do it is no part of it."""
     options = asdict(replace(config, trainer=config.trainer.as_one_process()))
     for name in ("work_dir", "output_dir", "logger", "log_checkpoint", "metric", "model"):
         options.pop(name)
-    made_from = {"holds": "ensemble head", "target": pair.target.fingerprint(), "drafter_fingerprint": pair.record}
-    ShardFolder(folder, {**made_from, **_flat(options)}, suffix="")
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end."""
-    whole = [
-        path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if (path.parent / STATE_NAME).is_file()
-    ]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return options
 
 
 def finish(trainer: DiversedTrainer, folder: Path) -> dict[str, float]:
@@ -289,13 +282,6 @@ def update_cost(log: list[dict[str, float]], steps_of_a_rollout: int) -> str:
 def provenance(config: DiversedConfig) -> dict[str, Any]:
     """How a head came about: command, commit, versions and settings."""
     return {**origin("rl.diversed", ("transformers", "trl")), "config": asdict(config)}
-
-
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 @entry(DiversedConfig, "diversed", many_processes=True)

@@ -27,12 +27,12 @@ from models.heads import build_head
 from models.target import TargetOptions, load_target
 from models.tiny import make_tiny_target
 from rl import diversed as diversed_module
-from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_options, last_checkpoint, train_verifier
+from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_options, train_verifier
 from rl.floor import CollapseOptions, FloorOptions
 from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
+from rl.resume import STATE_NAME, last_checkpoint, remove_unfinished
 from rl.rewards.loading import RewardOptions
-from rl.trainer import STATE_NAME
 from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked
@@ -197,14 +197,20 @@ def test_second_interrupt_stops_at_once(
     assert_ends_alike(config, uninterrupted)
 
 
-def test_half_written_checkpoints_are_passed_over(tmp_path: Path) -> None:
+def test_half_written_checkpoints_are_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert last_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoint-11").mkdir()
+    (tmp_path / "checkpoint-11" / STATE_NAME).write_text("{}")
+    (tmp_path / "checkpoint-11" / "trainer_state.json").write_text('{"epoch": 1.')  # cut short
     for step, names in ((8, ["trainer_state.json", STATE_NAME]), (9, [STATE_NAME]), (10, ["trainer_state.json"])):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         for name in names:
             (folder / name).write_text("{}")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-8"
+    remove_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-8"]
+    assert [line.split()[0][-2:] for line in sorted(capsys.readouterr().out.splitlines())] == ["10", "11", "-9"]
     shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-16")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-16"
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from models.decoding.counters import Counters
 from rl import sharing
 from rl.measured import length_metrics, measured
-from rl.options import RLOptions, require_same_batch
+from rl.options import RLOptions
 from rl.policy import PolicyOptions, PolicyStats, VerifiedTokens, baselines, logprobs, surrogate
+from rl.resume import require_same_batch
 from rl.rollout import Rollout
 from rl.sharing import deal, piece, require_same_options
 from train.presets import CONF
@@ -232,7 +233,7 @@ def write_manifest(folder: Path, options: RLOptions) -> None:
         (2, {"per_device_train_batch_size": 6, "steps_per_generation": 4}, "trainer.steps_per_generation=2"),
         (1, {"steps_per_generation": 0}, "trainer.steps_per_generation=2"),
         (2, {"gradient_accumulation_steps": 3, "steps_per_generation": 6}, "size=2 trainer.steps_per_generation=6"),
-        (5, {}, "a number of processes that, times gradient_accumulation_steps, divides 12"),
+        (5, {}, "a number of processes that, times gradient_accumulation_steps=1, divides 12"),
     ],
 )
 def test_other_batch_is_told_with_what_to_change(
@@ -242,7 +243,9 @@ def test_other_batch_is_told_with_what_to_change(
     write_manifest(tmp_path, OPTIONS)
     require_same_batch(tmp_path, OPTIONS)
     as_rank(monkeypatch, 0, num_ranks)
-    with pytest.raises(ValueError, match="has 12 completions an optimizer step and 2 steps an epoch") as caught:
+    with pytest.raises(
+        ValueError, match="takes 12 completions an optimizer step and 2 such steps for a rollout"
+    ) as caught:
         require_same_batch(tmp_path, replace(OPTIONS, **changes))
     assert remedy in str(caught.value)
     assert f"{num_ranks} processes" in str(caught.value)
@@ -255,9 +258,9 @@ def test_remedy_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 0, 2)
     for steps in (1, 2, 3, 6):
         wrong = replace(OPTIONS, gradient_accumulation_steps=steps, steps_per_generation=6 * steps)
-        with pytest.raises(ValueError, match="to go on, set") as caught:
+        with pytest.raises(ValueError, match="set trainer") as caught:
             require_same_batch(tmp_path, wrong)
-        words = str(caught.value).rpartition("set ")[2].split()
+        words = str(caught.value).rpartition("set ")[2].partition(",")[0].split()
         values = {word.partition("=")[0].removeprefix("trainer."): int(word.partition("=")[2]) for word in words}
         right = replace(wrong, **values)
         right.check()
