@@ -1,7 +1,8 @@
 """`python -m rl.diversed +model=NAME drafter=model|heads reward=NAME lam=0.1`: train the dynamic ensemble verifier.
 
 Samples under the present head, rewards, updates, and keeps the head that does best on held-out prompts. The same
-command goes on where a stopped run was.
+command goes on where a stopped run was. Several processes (`torchrun -m`) share the completions out, and end as one
+process with as many completions an optimizer step would.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.jsonl_logger import check_logger, log_callbacks
 from train.provenance import origin
-from train.ranks import is_main, join, main_first
+from train.ranks import is_main, join, main_first, told_of_lost_peers
 from train.testbed import ensure_testbed
 from train.trainer import GuardGradients, require_unchanged
 from train.wandb_run import log_artifact
@@ -287,7 +288,8 @@ def provenance(config: DiversedConfig) -> dict[str, Any]:
 @entry(DiversedConfig, "diversed", many_processes=True)
 def main(config: DiversedConfig) -> float | tuple[float, ...]:
     """Entry point."""
-    return train_verifier(config)
+    with told_of_lost_peers():
+        return train_verifier(config)
 
 
 if __name__ == "__main__":

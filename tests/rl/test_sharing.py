@@ -27,6 +27,7 @@ from rl.resume import require_same_batch
 from rl.rollout import Rollout
 from rl.sharing import deal, piece, require_same_options
 from train.presets import CONF
+from train.ranks import told_of_lost_peers
 
 # Sums of the same float64 numbers in another order.
 EXACT = 1e-12
@@ -274,6 +275,18 @@ def test_processes_with_other_options_are_refused(monkeypatch: pytest.MonkeyPatc
         require_same_options({"lam": 0.1})
 
 
+def test_lost_peers_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, and of any other error, nothing is changed."""
+    lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:13226. GLHF!")
+    with pytest.raises(RuntimeError, match="GLHF"), told_of_lost_peers():
+        raise lost
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ConnectionError, match="another process of this job has ended"), told_of_lost_peers():
+        raise lost
+    with pytest.raises(RuntimeError, match="shapes"), told_of_lost_peers():
+        raise RuntimeError("shapes")
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -485,6 +498,24 @@ def test_run_of_one_process_goes_on_in_two(tmp_path: Path, single: Path) -> None
 
 
 @pytest.mark.slow
+def test_collapse_is_seen_by_all(tmp_path: Path) -> None:
+    """Both processes go back to the best checkpoint, which one of them wrote, and sample anew under it."""
+    folders = tmp_path / "one", tmp_path / "two"
+    alarm = ("collapse.weight=0.88", "collapse.patience=1")
+    told = []
+    for folder, launcher, size in zip(folders, ((), TORCHRUN), (10, 5), strict=True):
+        ended = run(folder, *launcher, *words_of(folder, size), *alarm)
+        assert ended.returncode == 0, ended.stderr
+        told.append(
+            [line.partition("the head has")[2] for line in ended.stderr.splitlines() if "has collapsed" in line]
+        )
+    assert told[0] == told[1]
+    assert any("going back to the best head" in line for line in told[0])
+    assert_same_head(*folders)
+    assert seen(folders[0]) == seen(folders[1])
+
+
+@pytest.mark.slow
 def test_signal_to_one_stops_all_at_a_rollouts_end(tmp_path: Path, pair: Path) -> None:
     words = words_of(tmp_path, 5)
     (tmp_path / "plan.json").write_text(json.dumps(["SIGINT", "1", 4]))
@@ -504,4 +535,6 @@ def test_error_of_one_process_is_told(tmp_path: Path) -> None:
     ended = run(tmp_path, *TORCHRUN, *words)
     assert ended.returncode != 0
     assert "rank 1: error: reward 'toy' raised RuntimeError: no such luck" in ended.stderr
+    # Of the other one nothing but a line; the launcher ends it at once, and what it says may come first.
+    assert "gloo" not in ended.stderr
     assert math.isfinite(measurements(tmp_path)[-1]["step"])
