@@ -12,7 +12,6 @@ from trl import RLOOConfig
 
 from train.jsonl_logger import report_to
 from train.ranks import num_ranks
-from train.shards import read_manifest
 
 BEST_METRIC = "eval_objective"
 
@@ -121,37 +120,6 @@ class RLOptions:
                 f"num_generations_eval={self.num_generations_eval}, "
                 f"max_completion_length={self.max_completion_length}: must be at least 0, 1 and 2"
             )
-
-
-PER_DEVICE = "trainer.per_device_train_batch_size"
-PER_ROLLOUT = "trainer.steps_per_generation"
-
-
-def require_same_batch(folder: Path, options: RLOptions) -> None:
-    """ValueError for a folder whose run takes other batches than these options and this number of processes make."""
-    manifest = read_manifest(folder)
-    if manifest is None or PER_DEVICE not in manifest:
-        return
-    found = manifest[PER_DEVICE], manifest.get(PER_ROLLOUT) or 1
-    ours = options.as_one_process()
-    if found == (ours.per_device_train_batch_size, ours.steps_per_generation or 1):
-        return
-    now = f"{ours.per_device_train_batch_size} and {ours.steps_per_generation or 1}"
-    raise ValueError(
-        f"the run in {folder} has {found[0]} completions an optimizer step and {found[1]} steps an epoch of a rollout, "
-        f"now {now} (trainer.per_device_train_batch_size={options.per_device_train_batch_size} * "
-        f"gradient_accumulation_steps={options.gradient_accumulation_steps} * {num_ranks()} processes, "
-        f"steps_per_generation={options.steps_per_generation}): {_remedy(found[0], found[1], options)}"
-    )
-
-
-def _remedy(completions: int, num_updates: int, options: RLOptions) -> str:
-    steps = options.gradient_accumulation_steps
-    size, rest = divmod(completions, num_ranks() * steps)
-    if rest:
-        return f"go on with a number of processes that, times gradient_accumulation_steps, divides {completions}"
-    rollout = 0 if num_updates == 1 else num_updates * steps
-    return f"to go on, set {PER_DEVICE}={size} {PER_ROLLOUT}={rollout}"
 
 
 def rloo_config(options: RLOptions, folder: Path, device: str, has_heldout: bool, logger: str) -> RLOOConfig:

@@ -32,12 +32,12 @@ from models.files import write_text
 from rl.floor import RunState
 from rl.measuring import MeasuringTrainer, Pair
 from rl.policy import PolicyOptions, PolicyStats, baselines, logprobs, surrogate
+from rl.resume import STATE_NAME
 from rl.rollout import Rollout, stack_features, verified_tokens, without_tokens
 from rl.sharing import deal
 from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
 from train.ranks import is_main, wait_for_all
 
-STATE_NAME = "diversed_state.json"
 MAX_ALARMS = 5
 
 

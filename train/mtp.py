@@ -17,7 +17,7 @@ from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
 from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions
-from train.checkpoints import last_whole
+from train.checkpoints import last_whole, remove_unfinished
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.deepspeed_options import check_deepspeed
@@ -27,7 +27,7 @@ from train.jsonl_logger import check_logger, log_callbacks
 from train.losses import LossOptions
 from train.provenance import origin
 from train.ranks import is_main, join, main_first
-from train.resume import MARK, MarkWhole, remove_unfinished, require_resumable, trained_with
+from train.resume import MARK, MarkWhole, require_resumable, trained_with
 from train.shards import require_same_run
 from train.texts import load_texts
 from train.trainer import (
@@ -91,7 +91,7 @@ def train_heads(config: MTPConfig) -> float:
     require_same_run(folder, made_from | trained_with(config.trainer), heads=config.heads, loss=config.loss)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
-    remove_unfinished(folder)
+    remove_unfinished(folder, (MARK,))
     last = last_whole(folder, (MARK,))
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))

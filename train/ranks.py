@@ -19,6 +19,8 @@ T = TypeVar("T")
 # A process that has more prompts to answer than another is waited for. One that dies ends the job at once all the same,
 # by its launcher.
 PATIENCE = timedelta(days=2)
+# Of gloo, and of NCCL.
+LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
 
 
 def rank() -> int:
@@ -64,6 +66,17 @@ def main_first() -> Iterator[None]:
     yield
     if is_main():
         wait_for_all()
+
+
+@contextmanager
+def told_of_lost_peers() -> Iterator[None]:
+    """ConnectionError, in one line, in place of the many in which torch tells that another process has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not dist.is_initialized() or not any(sign in str(error) for sign in LOST_PEER):
+            raise
+        raise ConnectionError("another process of this job has ended; what it said tells why") from error
 
 
 def any_rank(flag: bool) -> bool:

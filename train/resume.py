@@ -8,7 +8,6 @@ in silence. So a checkpoint counts once it is marked, and it is marked when all 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from models.files import write_text
 from train.checkpoints import newest_first
 from train.deepspeed_options import zero_stage
-from train.ranks import is_main, main_first, num_ranks, wait_for_all
+from train.ranks import is_main, num_ranks, wait_for_all
 from train.shards import read_manifest
 from train.trainer import TrainerOptions
 
@@ -41,15 +40,6 @@ class MarkWhole(TrainerCallback):
         if is_main():
             folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             write_text(folder / MARK, json.dumps({"num_ranks": num_ranks(), "zero_stage": self.stage}))
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed run left half written: transformers would count it, and take it for the best or the last."""
-    with main_first():
-        for path in newest_first(folder) if is_main() else []:
-            if not (path / MARK).is_file():
-                print(f"{path} was not finished when its run was killed; it is removed")
-                shutil.rmtree(path)
 
 
 def global_batch(options: TrainerOptions) -> int:

@@ -31,8 +31,8 @@ from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_optio
 from rl.floor import CollapseOptions, FloorOptions
 from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
+from rl.resume import STATE_NAME
 from rl.rewards.loading import RewardOptions
-from rl.trainer import STATE_NAME
 from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked

@@ -303,6 +303,7 @@ def test_calls_that_share_completions_out_sample_what_one_does() -> None:
     whole, parts = call(0, 12, 0), [*call(0, 4, 0), *call(4, 5, 4), *call(5, 12, 5)]
     assert [one.tokens for one in whole] == [one.tokens for one in parts]
     assert [one.tokens for one in call(4, 12, 0)] != [one.tokens for one in whole[4:]]
+    assert call(4, 4, 4) == []
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one.is_accepted_N, other.is_accepted_N)
         torch.testing.assert_close(one.p_N, other.p_N, atol=TOLERANCE, rtol=TOLERANCE)

@@ -21,11 +21,13 @@ from torch import Tensor
 from models.decoding.counters import Counters
 from rl import sharing
 from rl.measured import length_metrics, measured
-from rl.options import RLOptions, require_same_batch
+from rl.options import RLOptions
 from rl.policy import PolicyOptions, PolicyStats, VerifiedTokens, baselines, logprobs, surrogate
+from rl.resume import require_same_batch
 from rl.rollout import Rollout
 from rl.sharing import deal, piece, require_same_options
 from train.presets import CONF
+from train.ranks import told_of_lost_peers
 
 # Sums of the same float64 numbers in another order.
 EXACT = 1e-12
@@ -232,7 +234,7 @@ def write_manifest(folder: Path, options: RLOptions) -> None:
         (2, {"per_device_train_batch_size": 6, "steps_per_generation": 4}, "trainer.steps_per_generation=2"),
         (1, {"steps_per_generation": 0}, "trainer.steps_per_generation=2"),
         (2, {"gradient_accumulation_steps": 3, "steps_per_generation": 6}, "size=2 trainer.steps_per_generation=6"),
-        (5, {}, "a number of processes that, times gradient_accumulation_steps, divides 12"),
+        (5, {}, "a number of processes that, times gradient_accumulation_steps=1, divides 12"),
     ],
 )
 def test_other_batch_is_told_with_what_to_change(
@@ -242,7 +244,9 @@ def test_other_batch_is_told_with_what_to_change(
     write_manifest(tmp_path, OPTIONS)
     require_same_batch(tmp_path, OPTIONS)
     as_rank(monkeypatch, 0, num_ranks)
-    with pytest.raises(ValueError, match="has 12 completions an optimizer step and 2 steps an epoch") as caught:
+    with pytest.raises(
+        ValueError, match="takes 12 completions an optimizer step and 2 such steps for a rollout"
+    ) as caught:
         require_same_batch(tmp_path, replace(OPTIONS, **changes))
     assert remedy in str(caught.value)
     assert f"{num_ranks} processes" in str(caught.value)
@@ -255,9 +259,9 @@ def test_remedy_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 0, 2)
     for steps in (1, 2, 3, 6):
         wrong = replace(OPTIONS, gradient_accumulation_steps=steps, steps_per_generation=6 * steps)
-        with pytest.raises(ValueError, match="to go on, set") as caught:
+        with pytest.raises(ValueError, match="set trainer") as caught:
             require_same_batch(tmp_path, wrong)
-        words = str(caught.value).rpartition("set ")[2].split()
+        words = str(caught.value).rpartition("set ")[2].partition(",")[0].split()
         values = {word.partition("=")[0].removeprefix("trainer."): int(word.partition("=")[2]) for word in words}
         right = replace(wrong, **values)
         right.check()
@@ -269,6 +273,18 @@ def test_processes_with_other_options_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sharing, "gather_pieces", lambda mine: [{"lam": 0.1}, {"lam": 0.3}])
     with pytest.raises(ValueError, match=r"lam is 0\.1 in process 0 and 0\.3 in process 1: start all"):
         require_same_options({"lam": 0.1})
+
+
+def test_lost_peers_are_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, and of any other error, nothing is changed."""
+    lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:13226. GLHF!")
+    with pytest.raises(RuntimeError, match="GLHF"), told_of_lost_peers():
+        raise lost
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ConnectionError, match="another process of this job has ended"), told_of_lost_peers():
+        raise lost
+    with pytest.raises(RuntimeError, match="shapes"), told_of_lost_peers():
+        raise RuntimeError("shapes")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -482,6 +498,24 @@ def test_run_of_one_process_goes_on_in_two(tmp_path: Path, single: Path) -> None
 
 
 @pytest.mark.slow
+def test_collapse_is_seen_by_all(tmp_path: Path) -> None:
+    """Both processes go back to the best checkpoint, which one of them wrote, and sample anew under it."""
+    folders = tmp_path / "one", tmp_path / "two"
+    alarm = ("collapse.weight=0.88", "collapse.patience=1")
+    told = []
+    for folder, launcher, size in zip(folders, ((), TORCHRUN), (10, 5), strict=True):
+        ended = run(folder, *launcher, *words_of(folder, size), *alarm)
+        assert ended.returncode == 0, ended.stderr
+        told.append(
+            [line.partition("the head has")[2] for line in ended.stderr.splitlines() if "has collapsed" in line]
+        )
+    assert told[0] == told[1]
+    assert any("going back to the best head" in line for line in told[0])
+    assert_same_head(*folders)
+    assert seen(folders[0]) == seen(folders[1])
+
+
+@pytest.mark.slow
 def test_signal_to_one_stops_all_at_a_rollouts_end(tmp_path: Path, pair: Path) -> None:
     words = words_of(tmp_path, 5)
     (tmp_path / "plan.json").write_text(json.dumps(["SIGINT", "1", 4]))
@@ -501,4 +535,6 @@ def test_error_of_one_process_is_told(tmp_path: Path) -> None:
     ended = run(tmp_path, *TORCHRUN, *words)
     assert ended.returncode != 0
     assert "rank 1: error: reward 'toy' raised RuntimeError: no such luck" in ended.stderr
+    # Of the other one nothing but a line; the launcher ends it at once, and what it says may come first.
+    assert "gloo" not in ended.stderr
     assert math.isfinite(measurements(tmp_path)[-1]["step"])
