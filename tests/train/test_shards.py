@@ -1,13 +1,15 @@
 """Shard folders: written whole or not at all, tied to their manifest."""
 
 import json
+import os
 import shutil
+import time
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
-from train.shards import ShardFolder, atomic_write, read_manifest, require_disk
+from train.shards import LEFT_OVER_S, ShardFolder, atomic_write, read_manifest, require_disk
 
 MADE_FROM = {"holds": "things", "count": 3, "nested": {"a": [1, 2]}, "tuple": (1, 2)}
 
@@ -82,3 +84,18 @@ def test_require_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [tmp_path]
     with pytest.raises(ValueError, match=r"the cache needs 2,100\.0 MB under .*yet, but 2,000\.0 MB are free;"):
         require_disk(tmp_path / "not" / "yet", 21 * 10**8, "the cache", "free some")
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Not what another one is writing just now, and no shard, however old."""
+    store = ShardFolder(tmp_path, MADE_FROM, ".txt")
+    old, young, shard = (
+        tmp_path / name for name in (".shard-00001.txt.0-7.partial", ".x.1-8.partial", "shard-00000.txt")
+    )
+    for path in (old, young, shard):
+        path.write_text("x")
+    for path in (old, shard):
+        os.utime(path, (time.time() - LEFT_OVER_S - 60,) * 2)
+    ShardFolder(tmp_path, MADE_FROM, ".txt")
+    assert (old.exists(), young.exists(), shard.exists()) == (False, True, True)
+    assert store.missing(2) == [1]
