@@ -1,5 +1,6 @@
 """Several processes: what a launcher adds to the command line, who writes, and who does what."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -65,3 +66,58 @@ def test_commands_for_one_process_say_so(
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("rank 1: error: WORLD_SIZE=2: draft runs in one process")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of a process that nothing has launched."""
+    for name in os.environ:
+        if name in ("RANK", "MASTER_ADDR", *ranks.OTHERS) or name.startswith(("ACCELERATE_", "SUBMITIT_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", ranks.OTHERS)
+def test_strangers_are_refused(alone: pytest.MonkeyPatch, name: str) -> None:
+    """Eight processes of srun or mpirun would each train alone into the same folder."""
+    ranks.take_up_launcher()
+    alone.setenv(name, "1")
+    ranks.take_up_launcher()
+    alone.setenv(name, "8")
+    with pytest.raises(ValueError, match=f"{name}=8, but no RANK is set: .* torchrun"):
+        ranks.take_up_launcher()
+    alone.setenv("RANK", "0")
+    ranks.take_up_launcher()
+
+
+def test_accelerate_on_cpus_is_refused(alone: pytest.MonkeyPatch) -> None:
+    """It sets an address for several, and starts one; --num_processes 1 sets none."""
+    alone.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    alone.setenv("ACCELERATE_USE_CPU", "True")
+    ranks.take_up_launcher()
+    alone.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ValueError, match="starts one process on CPUs"):
+        ranks.take_up_launcher()
+    alone.setenv("RANK", "0")
+    ranks.take_up_launcher()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "bf16", "trainer.autocast"),
+        ("ACCELERATE_USE_DEEPSPEED", "true", "deepspeed=zero1"),
+        ("ACCELERATE_USE_FSDP", "true", "deepspeed=zero1"),
+    ],
+)
+def test_accelerates_own_settings_are_refused(alone: pytest.MonkeyPatch, name: str, value: str, instead: str) -> None:
+    """In processes that it has launched; transformers sets some of them itself later on."""
+    if name != ranks.MADE_BY_ACCELERATE:
+        alone.setenv(name, value)
+        ranks.take_up_launcher()
+        alone.setenv(ranks.MADE_BY_ACCELERATE, "no")
+    else:
+        alone.setenv(name, value)
+    alone.setenv("RANK", "1")
+    with pytest.raises(ValueError, match=f"{name}={value} .*{instead}"):
+        ranks.take_up_launcher()
