@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
+PAGES = "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
 LAYERS = ["scripts", "(rl) | eval", "train", "models"]
 HEAVY_FOR_INFERENCE = {"datasets", "deepspeed", "hydra", "omegaconf", "trl", "wandb"}
 
@@ -30,7 +31,7 @@ def find_packages() -> set[str]:
     return {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
 
 
-# ---- commands in the README ----
+# ---- commands in the README and in docs/ (tests/docs runs them) ----
 
 
 def find_commands(text: str) -> list[list[str]]:
@@ -70,8 +71,8 @@ def find_dangling(words: list[str], root: Path) -> Iterator[str]:
                 yield f"option {group}={value}"
 
 
-@pytest.mark.parametrize("words", find_commands(README), ids=" ".join)
-def test_readme_command_refers_to_what_exists(words: list[str]) -> None:
+@pytest.mark.parametrize("words", find_commands(PAGES), ids=" ".join)
+def test_command_refers_to_what_exists(words: list[str]) -> None:
     assert list(find_dangling(words, ROOT)) == []
 
 
