@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import typing
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from rl import diversed
 from rl.rewards.loading import RewardOptions
 from scripts import export, generate
 from scripts.document.meanings import description, docstring_meanings, yaml_comments
+from scripts.document.tables import flat, rows_of, shown, type_name, typed
 from train import draft, mtp, regenerate, sft
 from train.data import DataOptions
 from train.losses import LossOptions
@@ -113,7 +113,7 @@ def command_section(name: str, module: Any, schema: type) -> str:
     chosen = group_defaults(path)
     groups = [f"[`{group}`](#{group})" + (f" ({choice})" if choice else "") for group, choice in chosen.items()]
     comments = yaml_comments(path)
-    rows = list(command_options(schema, OmegaConf.to_container(OmegaConf.load(path)), comments, chosen))
+    rows = list(command_options(schema, contents(path), comments, chosen))
     return "\n".join(
         [f"### {module.__name__}\n", first_sentence(module), f"\nGroups: {', '.join(groups)}.\n", *table(rows), ""]
     )
@@ -122,7 +122,7 @@ def command_section(name: str, module: Any, schema: type) -> str:
 def group_defaults(path: Path) -> dict[str, str]:
     """The groups that a command takes, and the file of each that it takes by itself ("": none)."""
     groups = {"model": ""}
-    for entry in OmegaConf.to_container(OmegaConf.load(path)).get("defaults", []):  # type: ignore[union-attr]
+    for entry in contents(path).get("defaults", []):
         if isinstance(entry, Mapping):
             groups |= {str(group): choice or "" for group, choice in entry.items()}
     return groups
@@ -176,25 +176,27 @@ def shared_section(group: str, schema: type) -> str:
 
 def kinds_section(group: str, schema: type) -> str:
     """A group whose files each have options of their own: the files, and for each option which of them have it."""
-    types = typing.get_type_hints(schema)
-    files, found = [], {}
-    for name in preset_names(group):
-        path = CONF / group / f"{name}.yaml"
-        files.append((f"`{group}={name}`", description(path)))
-        comments = yaml_comments(path)
-        for key, value in flat(OmegaConf.to_container(OmegaConf.load(path))).items():
-            if key in ("kind", "spec"):
-                continue
-            option = f"{group}.{key}"
-            meaning = require_meaning(option, path, comments.get(key, ""))
-            kind = type_name(types[key]) if key in types else type(value).__name__
-            found.setdefault((option, kind.removesuffix(" or null"), meaning), []).append((name, value))
+    paths = [CONF / group / f"{name}.yaml" for name in preset_names(group)]
+    files = [(f"`{group}={path.stem}`", description(path)) for path in paths]
+    found: dict[tuple[str, str, str], list[tuple[str, Any]]] = {}
+    for path in paths:
+        for option, value in own_options(path, schema):
+            found.setdefault(option, []).append((path.stem, value))
     rows = [
-        (f"`{option}`", ", ".join(name for name, _ in of), kind, defaults(of), meaning)
-        for (option, kind, meaning), of in sorted(found.items())
+        (f"`{group}.{key}`", ", ".join(name for name, _ in of), kind, defaults(of), meaning)
+        for (key, kind, meaning), of in sorted(found.items())
     ]
     own = [*rows_of(("option", "of", "type", "default", "meaning"), rows), ""] if rows else []
     return "\n".join([f"### {group}\n", *rows_of(("file", ""), files), "", *own])
+
+
+def own_options(path: Path, schema: type) -> Iterator[tuple[tuple[str, str, str], Any]]:
+    """Of one such file: (key, type, meaning) of each option that it gives a value to, and the value."""
+    types, comments = typing.get_type_hints(schema), yaml_comments(path)
+    for key, value in flat(contents(path)).items():
+        if key not in ("kind", "spec"):
+            kind = type_name(types[key]) if key in types else type(value).__name__
+            yield (key, kind.removesuffix(" or null"), require_meaning(key, path, comments.get(key, ""))), value
 
 
 def defaults(of: list[tuple[str, Any]]) -> str:
@@ -212,11 +214,17 @@ def bundle_section(group: str) -> str:
 
 def settings(path: Path) -> str:
     """What a file sets, as words of the command line; its choices of other groups are among them."""
-    values = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(values, dict)
+    values = contents(path)
     chosen = {key: value for one in values.pop("defaults", []) for key, value in one.items()}
     words = {str(key).removeprefix("override ").lstrip("/"): value for key, value in chosen.items()} | flat(values)
     return ", ".join(f"`{key}={typed(value)}`" for key, value in words.items())
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What a file of conf/ says, with `${...}` as it is written."""
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def parser_section(name: str, module: Any, parser: ArgumentParser) -> str:
@@ -256,57 +264,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return MISSING if field.default is dataclasses.MISSING else field.default
 
 
-def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value, of nested mappings; empty ones are left out."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
-def type_name(annotation: Any) -> str:
-    """A type in short: `float or null`, `list of str`, `mapping`."""
-    if annotation is Any:
-        return "any"
-    origin, of = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is list:
-        return f"list of {type_name(of[0])}" if of[0] is not Any else "list"
-    if origin is dict:
-        return "mapping"
-    if type(None) in of:
-        return f"{type_name(next(one for one in of if one is not type(None)))} or null"
-    return str(annotation.__name__)
-
-
-def shown(value: Any) -> str:
-    """A value as it would be typed; what must be given is said to be, and what fills more than a line is not shown."""
-    if isinstance(value, str) and value == MISSING:
-        return "must be given"
-    if isinstance(value, Mapping) and value:
-        return "see the file"
-    return f"`{typed(value)}`"
-
-
-def typed(value: Any) -> str:
-    """A value in Hydra's words."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        return ".inf" if value == math.inf else f"{value:g}"
-    if isinstance(value, list):
-        if any(isinstance(one, Mapping) for one in value):
-            return "[...]"
-        return f"[{', '.join(map(typed, value))}]"
-    return str(value) if value != "" else '""'
-
-
 def table(options: list[Option]) -> list[str]:
     """Rows of options."""
     rows = [(f"`{one.name}`", one.type, one.default, one.meaning) for one in options]
     return rows_of(("option", "type", "default", "meaning"), rows)
-
-
-def rows_of(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """A Markdown table; bars within a cell are escaped."""
-    lines = [header, ("---",) * len(header), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]

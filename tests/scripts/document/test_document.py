@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from scripts.document import __main__ as command
 from scripts.document import api, options
 from scripts.document.api import PUBLIC, ROOT, entry
-from scripts.document.options import COMMANDS, OF_KINDS, PARSERS, SHARED, command_options, render_options, type_name
+from scripts.document.options import COMMANDS, OF_KINDS, PARSERS, SHARED, command_options, render_options
+from scripts.document.tables import flat, type_name
 from train.presets import CONF, preset_names
 
 CHANGED = "is not what the code says: run `make docs` and look at what has changed"
@@ -96,7 +97,7 @@ def test_every_value_of_a_kind_is_explained(group: str, page: str) -> None:
     """Each key of each file of the group has a row that names the file."""
     text = section(page, group)
     for name in preset_names(group):
-        for key in options.flat(OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))):
+        for key in flat(OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))):
             if key not in ("kind", "spec"):
                 assert re.search(rf"^\| `{group}\.{key}` \| [^|]*\b{name}\b", text, flags=re.M), (
                     f"{group}={name}: {key}"
