@@ -29,7 +29,6 @@ from models.target import Target
 FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
-CONCATENATION = "[state; embedding]"
 TARGET_KEYS = ("name", "hidden_size", "vocab_size", "fingerprint", "tokenizer_fingerprint")
 DRAFTER_KEYS = ("kind", "name", "fingerprint")
 
@@ -44,8 +43,8 @@ def save_heads(
     config = {
         "format_version": FORMAT_VERSION,
         "kind": "heads",
-        "head": asdict(head.options),
-        "concatenation": CONCATENATION,
+        "head": _head_options(head.options),
+        "concatenation": head.concatenation,
         "output_head": "own" if head.options.own_output_head else "target",
         "draft_vocab": None if head.draft_vocab is None else head.draft_vocab.tolist(),
         "target": _target_record(head.target.get),
@@ -53,6 +52,11 @@ def save_heads(
         "acceptance": acceptance or {},
     }
     _write(folder, head, config)
+
+
+def _head_options(options: HeadOptions) -> dict[str, Any]:
+    """Without the layers read where none are: most kinds have none."""
+    return {name: value for name, value in asdict(options).items() if name != "reads" or value}
 
 
 def save_ensemble(

@@ -22,6 +22,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_IN_SAFETENSORS = tuple(f"os error {number}" for number in FULL)
 FAILED_IN_TORCH = ("inline_container", "PytorchStreamWriter")
 MEGABYTE = 1e6
+PARTIAL = ".partial"
 
 
 class DiskFull(OSError):
@@ -34,7 +35,7 @@ def atomic_write(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
 
     needed_bytes: what it will take, where that is known, for the message of DiskFull.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    scratch = _beside(path)
     try:
         with telling_full(path, needed_bytes):
             yield scratch
@@ -57,7 +58,7 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
-    room = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    room = _beside(folder)
     scratch, old = room / "new", room / "old"
     try:
         with telling_full(folder):
@@ -83,7 +84,7 @@ def new_files(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Path]:
 
     Other files in `folder` stay. It is the file `last` that says what the others are.
     """
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    scratch = _beside(folder)
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         with telling_full(folder, needed_bytes):
@@ -138,6 +139,11 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _beside(path: Path) -> Path:
+    """A name of this process's own: of processes on several machines, two may have the same id."""
+    return path.with_name(f".{path.name}.{os.environ.get('RANK', '0')}-{os.getpid()}{PARTIAL}")
 
 
 def _flush_all(folder: Path) -> None:

@@ -12,6 +12,8 @@ import copy
 import hashlib
 import inspect
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +51,9 @@ class TargetOptions:
     dtype: bfloat16, float16, float32, or auto (bfloat16, but float32 on a CPU without arithmetic for it, where it is
     some ten times slower). device: auto, cpu, cuda, cuda:1, ...
     quantization: none, int8 (torchao) or nf4 (bitsandbytes), of the linear layers: see `models.quantization`.
-    draft: hub name of the usual smaller sibling, for drafters that are separate models. label: short name for folders.
+    draft: hub name or local folder of the usual smaller sibling, for drafters that are separate models. label: short
+    name for folders. revision: branch, tag or commit of the hub's repository. seed: of random weights, and of the
+    testbed's.
     """
 
     name: str = ""
@@ -105,20 +109,43 @@ class Target:
         attention_mask: Tensor | dict[str, Tensor] | None = None,
         position_ids: Tensor | None = None,
         cache: Cache | None = None,
+        reads: Sequence[int] = (),
     ) -> Tensor:
         """Token ids [B, T] -> hidden states [B, T, H] after the final norm.
 
         attention_mask: None, a padding mask [B, T], a 4D mask, or one 4D mask a layer type. A cache is written in
-        place.
+        place. reads: rising numbers of layers, 0 to all; the residual stream behind the first so many of them (0: the
+        embeddings) is put behind the hidden states, [B, T, (1 + R) H], from which `final` takes the latter.
         """
-        output = self.decoder(
-            input_ids=input_ids_BT,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            use_cache=cache is not None,
-        )
-        return output.last_hidden_state
+        with self._noted(reads) as streams:
+            output = self.decoder(
+                input_ids=input_ids_BT,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=cache,
+                use_cache=cache is not None,
+            )
+        return torch.cat([output.last_hidden_state, *streams], dim=-1) if reads else output.last_hidden_state
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """What `hidden` gives, with or without layers read [..., (1 + R) H] -> the final hidden states [..., H]."""
+        return hidden[..., : self.hidden_size]
+
+    @contextmanager
+    def _noted(self, reads: Sequence[int]) -> Iterator[list[Tensor]]:
+        """Within it, a pass adds to the list what each of the modules behind these numbers of layers receives."""
+        streams: list[Tensor] = []
+
+        def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            streams.append(args[0] if args else kwargs["hidden_states"])
+
+        readers = [*self.layers(), self.decoder.get_submodule("norm")] if reads else []
+        handles = [readers[index].register_forward_pre_hook(note, with_kwargs=True) for index in reads]
+        try:
+            yield streams
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

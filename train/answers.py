@@ -38,9 +38,12 @@ class AnswerOptions:
     """Where answers come from, and how the target writes them.
 
     engine: target (it answers every prompt), server (the same model, served by vLLM, SGLang or the like at `url`), or
-    data (the data's own answers are the text, and nothing is generated). temperature 0 is greedy. shard_prompts:
+    data (the data's own answers are the text, and nothing is generated). temperature: 0 is greedy. shard_prompts:
     prompts a file, the most that a stopped run does twice. batch_size: sequences, or requests to a server, in flight.
-    max_prompt_tokens: longer prompts are left out, and counted.
+    max_prompt_tokens: longer prompts are left out, and counted. max_new_tokens: most tokens of an answer.
+    top_k: tokens are drawn among so many likeliest ones; 0 for all. top_p: tokens are drawn among the likeliest ones
+    that have this probability together; 1 for all. min_p: tokens below this share of the likeliest one's probability
+    are not drawn; 0 for all. seed: of sampled answers.
     url: a server's address, such as http://localhost:8000/v1. served_model: its name for the target, where that is
     another than model.name. timeout_s: how long one answer may take. patience_s: how long a server that fails is asked
     again before the run stops.

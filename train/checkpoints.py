@@ -19,6 +19,7 @@ from torch import nn
 from transformers import Trainer
 
 from models.files import telling_full
+from train.ranks import is_main, main_first
 
 STATE_NAME = "trainer_state.json"
 WEIGHTS = "*model*.safetensors"
@@ -57,6 +58,26 @@ def last_whole(folder: Path, also: tuple[str, ...] = ()) -> str | None:
             return str(path)
         print(f"passing over {path}, which is not whole ({reason}); its steps are done again")
     return None
+
+
+def remove_unfinished(folder: Path, last_files: tuple[str, ...]) -> None:
+    """Remove what a killed run left half written: transformers would count it among those to keep, or as the best.
+
+    last_files: JSON files that are written when the others are there, those of all processes.
+    """
+    with main_first():
+        for path in newest_first(folder) if is_main() else ():
+            if not all(_is_json(path / name) for name in last_files):
+                print(f"{path} was not finished when its run was killed; it is removed")
+                shutil.rmtree(path)
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        _open_json(file)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def newest_first(folder: Path) -> Iterator[Path]:

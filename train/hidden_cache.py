@@ -1,6 +1,7 @@
 """The target's hidden states on disk: one pass over the text, then every epoch reads them by memory map.
 
-A shard is a safetensors file with `hidden` [tokens, H] in the target's dtype and, for heads with a reduced vocabulary,
+A shard is a safetensors file with `hidden` [tokens, H] in the target's dtype (for heads that read layers of the target,
+those behind it: [tokens, (1 + R) H]) and, for heads with a reduced vocabulary,
 `log_normaliser` [tokens] (log sum exp of the target's logits, 0 outside answers). The folder's manifest ties it to the
 target, the tokenizer, the text and the template that rendered it; anything else is refused.
 """
@@ -44,9 +45,10 @@ class CacheOptions:
     batch_tokens: int = 8192
 
 
-def cache_bytes(target: Target, examples: Sequence[Example], with_normaliser: bool) -> int:
+def cache_bytes(target: Target, examples: Sequence[Example], with_normaliser: bool, reads: Sequence[int] = ()) -> int:
     """Size on disk of the whole cache."""
-    per_token = target.hidden_size * torch.finfo(target.dtype).bits // 8 + (4 if with_normaliser else 0)
+    width = target.hidden_size * (1 + len(reads))
+    per_token = width * torch.finfo(target.dtype).bits // 8 + (4 if with_normaliser else 0)
     return sum(len(example.input_ids) for example in examples) * per_token
 
 
@@ -57,8 +59,12 @@ def build_cache(
     folder: Path,
     text_digest: str,
     with_normaliser: bool,
+    reads: Sequence[int] = (),
 ) -> CachedRows:
-    """Fill what is missing of the cache and open it. ValueError for another run's folder or too little disk."""
+    """Fill what is missing of the cache and open it. ValueError for another run's folder or too little disk.
+
+    reads: the target's layers that are kept with the hidden states, see `Target.hidden`.
+    """
     manifest = {
         "holds": "hidden states",
         "target": target.name,
@@ -70,12 +76,15 @@ def build_cache(
         "shard_examples": options.shard_examples,
         "with_normaliser": with_normaliser,
     }
+    if reads:
+        manifest["reads"] = list(reads)
     store = ShardFolder(folder, manifest, SUFFIX)
     size = options.shard_examples
     shards = [examples[start : start + size] for start in range(0, len(examples), size)]
     missing = store.missing(len(shards))
     if missing:
-        needed = cache_bytes(target, [example for index in missing for example in shards[index]], with_normaliser)
+        examples_left = [example for index in missing for example in shards[index]]
+        needed = cache_bytes(target, examples_left, with_normaliser, reads)
         print(f"hidden-state cache: {needed / 1e6:,.1f} MB to write under {folder}")
         require_disk(
             folder,
@@ -89,8 +98,8 @@ def build_cache(
     is_quiet = not mine or not is_main()
     with tqdm(total=total, initial=total - to_do, desc="hidden states", unit="tok", disable=is_quiet) as bar:
         for index in mine:
-            tensors = _shard_tensors(target, shards[index], options.batch_tokens, with_normaliser, bar)
-            needed = cache_bytes(target, shards[index], with_normaliser)
+            tensors = _shard_tensors(target, shards[index], options.batch_tokens, with_normaliser, reads, bar)
+            needed = cache_bytes(target, shards[index], with_normaliser, reads)
             with atomic_write(store.path(index), needed) as path:
                 save_file(tensors, path)
     wait_for_all()
@@ -98,20 +107,25 @@ def build_cache(
 
 
 def _shard_tensors(
-    target: Target, examples: Sequence[Example], batch_tokens: int, with_normaliser: bool, bar: tqdm
+    target: Target,
+    examples: Sequence[Example],
+    batch_tokens: int,
+    with_normaliser: bool,
+    reads: Sequence[int],
+    bar: tqdm,
 ) -> dict[str, Tensor]:
     hidden: list[Tensor] = [torch.empty(0)] * len(examples)
     for batch in _batches_by_length(examples, batch_tokens):
         ids_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(examples[i].input_ids) for i in batch], batch_first=True)
         # Right padding behind a causal mask changes nothing before it, so no mask is needed.
-        hidden_BTH = target.hidden(ids_BT.to(target.device))
+        hidden_BTH = target.hidden(ids_BT.to(target.device), reads=reads)
         for row, i in enumerate(batch):
             hidden[i] = hidden_BTH[row, : len(examples[i].input_ids)].cpu()
             bar.update(len(examples[i].input_ids))
     tensors = {"hidden": torch.cat(hidden).contiguous()}
     if with_normaliser:
         wanted = torch.cat([answer_positions(torch.tensor(example.loss_mask)) for example in examples])
-        tensors["log_normaliser"] = log_normalisers(target, tensors["hidden"], wanted)
+        tensors["log_normaliser"] = log_normalisers(target, target.final(tensors["hidden"]), wanted)
     return tensors
 
 
@@ -149,12 +163,13 @@ def split_rows(
     folder: Path,
     text_digest: str,
     with_normaliser: bool = False,
+    reads: Sequence[int] = (),
 ) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
-    """Training and held-out rows, from one cache each, or without any where the options say so."""
+    """Training and held-out rows, from one cache each, or without any where the options say so; as `build_cache`."""
     if not options.enabled:
         return OnlineRows(train), OnlineRows(heldout)
-    train_rows = build_cache(target, train, options, folder / "train", text_digest, with_normaliser)
-    return train_rows, build_cache(target, heldout, options, folder / "heldout", text_digest, with_normaliser)
+    train_rows = build_cache(target, train, options, folder / "train", text_digest, with_normaliser, reads)
+    return train_rows, build_cache(target, heldout, options, folder / "heldout", text_digest, with_normaliser, reads)
 
 
 class CachedRows(Dataset[Row]):

@@ -7,13 +7,16 @@ nothing of what a shard holds.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from models.files import telling_full, write_text
+from models.files import PARTIAL, telling_full, write_text
 
 MANIFEST = "manifest.json"
+# What is being written is younger than this. What is older was left by a process that was killed.
+LEFT_OVER_S = 3600.0
 
 
 class ShardFolder:
@@ -32,6 +35,7 @@ class ShardFolder:
                 f"{folder} holds the work of another run: {_difference(found, manifest)}; "
                 "choose another folder, or delete this one to make it anew"
             )
+        _remove_left_over(folder)
 
     def path(self, index: int) -> Path:
         """Where shard `index` is, or will be."""
@@ -99,6 +103,16 @@ def require_same_run(folder: Path, made_from: dict[str, Any], **parts: Any) -> N
     """
     options = {f"{part}.{name}": value for part, fields in parts.items() for name, value in asdict(fields).items()}
     ShardFolder(folder, {**made_from, **options}, suffix="")
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Half-written files of processes that were killed: a hidden-state shard may be gigabytes."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        try:
+            if path.is_file() and time.time() - path.stat().st_mtime > LEFT_OVER_S:
+                path.unlink()
+        except FileNotFoundError:  # another process was first
+            pass
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:

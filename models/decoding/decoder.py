@@ -8,7 +8,7 @@ runs over all nodes, and what was kept then looks like a chain.
 Rows are independent: a row's tokens depend on its prompt, the params and its own random stream, never on its
 neighbours.
 
-Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden.
+Shape suffixes: B rows, T positions, K drafted tokens, V vocabulary, H hidden (with the layers that the drafter reads).
 """
 
 import math
@@ -25,7 +25,7 @@ from torch import Tensor
 from models.decoding.attention import packed_attention
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
-from models.decoding.drafters.base import BranchDrafter, Draft, Drafter
+from models.decoding.drafters.base import BranchDrafter, Draft, Drafter, LayerReader
 from models.decoding.judge import Judge
 from models.decoding.length import FixedLength, Length
 from models.decoding.processors import BlockProcessor, Processors
@@ -115,6 +115,7 @@ class Decoder:
         self.judge = Judge(verifier or TokenVerification(), distance_budget)
         self.length = length or FixedLength(num_draft_tokens)
         self.num_nodes = drafter.num_nodes if isinstance(drafter, BranchDrafter) else 0  # of a drafted tree
+        self.reads = drafter.reads if isinstance(drafter, LayerReader) else ()
         if self.num_nodes:
             check_tree_rule(self.judge.rule)
         self.context_length: int | None = getattr(target.config, "max_position_embeddings", None)
@@ -214,15 +215,16 @@ class Decoder:
             ids_BT, hidden_BTH = ids_BT[of_row], hidden_BTH[of_row]
         last_B = torch.tensor(lengths, device=device) - 1
         rows_B = torch.arange(len(rows), device=device)
-        raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH[rows_B, last_B]))[:, None]
+        raw_BTV = self._logits(hidden_BTH[rows_B, last_B])[:, None]
         draft = Draft(ids_BT[:, :0])
         logits_BTV, uniforms_BU = raw_BTV, None
         if (processor := self._block_processor(rows, params)) is not None:
             logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, [0] * len(rows)))
         if not params.sampling.is_greedy:
             uniforms_BU = torch.stack([row.uniforms(1) for row in rows]).to(device)
+        nothing_B0H = self.target.final(hidden_BTH)[:, :0]
         judged = self.judge.judge(
-            rows, logits_BTV, raw_BTV, draft, [0] * len(rows), uniforms_BU, params.sampling, hidden_BTH[:, :0]
+            rows, logits_BTV, raw_BTV, draft, [0] * len(rows), uniforms_BU, params.sampling, nothing_B0H
         )
         for row, emission in zip(rows, judged.emissions, strict=True):
             from_prompt = replace(emission, verdicts=["prefill"] * len(emission.tokens))
@@ -265,21 +267,22 @@ class Decoder:
 
         verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, num_places:]
         if draft.branches is not None:
-            block = TreeBlock(self.target, batch.cache, self.judge.rule, self.context_length, self.timings)
+            block = TreeBlock(self.target, batch.cache, self.judge.rule, self.context_length, self.timings, self.reads)
             kept_path = block.decode(rows, draft.branches, num_drafted, verify_uniforms_BU, params.sampling, processor)
             judged, hidden_BTH, input_BT = kept_path.judged, kept_path.hidden_BTH, kept_path.tokens_BT
             clock = time.perf_counter()
         else:
             hidden_BTH = self._target_pass(input_BT, batch.cache)
-            raw_BTV = self.target.hide_padding(self.target.logits(hidden_BTH))
+            raw_BTV = self._logits(hidden_BTH)
             self.timings.target_passes += 1
             clock = self._book("target_s", clock)
 
             logits_BTV = raw_BTV
             if processor is not None:
                 logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, num_drafted))
+            final_BTH = self.target.final(hidden_BTH)
             judged = self.judge.judge(
-                rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, hidden_BTH
+                rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, final_BTH
             )
         verdict = judged.verdict
         num_emitted = [row.emit_block(emission) for row, emission in zip(rows, judged.emissions, strict=True)]
@@ -315,7 +318,11 @@ class Decoder:
         if self.context_length is not None and cache.longest + num_new > self.context_length:
             # Only padding stands there, but a table of learned positions ends at the context's length.
             positions_BT = positions_BT.clamp(max=self.context_length - 1)
-        return self.target.hidden(ids_BT, cache.attention_masks(num_new), positions_BT, cache)
+        return self.target.hidden(ids_BT, cache.attention_masks(num_new), positions_BT, cache, self.reads)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of what a pass gave [..., H]: [..., V], float32."""
+        return self.target.hide_padding(self.target.logits(self.target.final(hidden)))
 
     def _go_on(self, batch: _Batch, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: list[int]) -> _Batch | None:
         """Drop the rows that have ended, and let the drafter take in the pass for those that go on."""

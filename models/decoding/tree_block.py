@@ -30,7 +30,8 @@ from models.target import Target
 class KeptPath:
     """What a chain's pass would have left: the verdict, hidden states [B, D + 1, H] and tokens [B, D + 1] of the path.
 
-    Both begin at the root, and behind the accepted tokens they mean nothing.
+    The former with the layers that the drafter reads. Both begin at the root, and behind the accepted tokens they mean
+    nothing.
     """
 
     judged: Judgement
@@ -47,6 +48,7 @@ class TreeBlock:
     rule: Rule
     context_length: int | None
     timings: Timings
+    reads: tuple[int, ...] = ()  # the target's layers that the drafter reads
 
     def decode(
         self,
@@ -92,13 +94,13 @@ class TreeBlock:
         if self.context_length is not None:
             positions_BT = positions_BT.clamp(max=self.context_length - 1)  # none that is kept stands there
         masks = tree_masks(self.cache, sees_BTT, depths_BT)
-        hidden_BTH = self.target.hidden(ids_BT, masks, positions_BT, self.cache)
+        hidden_BTH = self.target.hidden(ids_BT, masks, positions_BT, self.cache, self.reads)
         if side is not None:
             side.watch(self._logits(hidden_BTH[:, -side.num_watched :]).argmax(dim=-1))
         return hidden_BTH[:, :num_places]
 
     def _logits(self, hidden_BTH: Tensor) -> Tensor:
-        return self.target.hide_padding(self.target.logits(hidden_BTH))
+        return self.target.hide_padding(self.target.logits(self.target.final(hidden_BTH)))
 
 
 def _within(branches: Branches, most_drafted: Sequence[int]) -> Branches:

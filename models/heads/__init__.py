@@ -5,12 +5,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from models.heads.base import DraftHead, HeadOptions
+from models.heads.eagle3 import Eagle3Head
 from models.heads.hydra import HydraHeads
 from models.heads.medusa import MedusaHeads
 from models.heads.mtp import MTPHead
 from models.target import Target
 
-HEAD_KINDS: dict[str, type[DraftHead]] = {"medusa": MedusaHeads, "hydra": HydraHeads, "mtp": MTPHead}
+HEAD_KINDS: dict[str, type[DraftHead]] = {
+    "medusa": MedusaHeads,
+    "hydra": HydraHeads,
+    "mtp": MTPHead,
+    "eagle3": Eagle3Head,
+}
 
 __all__ = ["HEAD_KINDS", "DraftHead", "HeadOptions", "build_head"]
 

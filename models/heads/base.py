@@ -5,14 +5,15 @@ predicts token t + 1 + k (k = 1..K). Its output is a *state* of the target's wid
 logits. Frozen parts (embeddings, output head) are the target's own, held by reference: they are never saved and never
 trained.
 
-Shape suffixes: B batch, T time, K draft, M nodes of one level of a tree, V vocabulary, D draft vocabulary, H hidden.
+Shape suffixes: B batch, T time, K draft, M nodes of one level of a tree, V vocabulary, D draft vocabulary, H hidden;
+for a head with `reads`, the target's hidden states are (1 + R) H wide (see `Target.hidden`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -26,10 +27,13 @@ from models.target import Target
 class HeadOptions:
     """Hyper-parameters that a checkpoint carries.
 
-    kind: medusa, hydra or mtp. num_draft_tokens: K at training time. num_layers: residual blocks a head (medusa),
-    hidden layers of the MLP (hydra), transformer layers (mtp). own_output_head: train output heads of their own,
-    started from the target's, instead of the target's frozen one. draft_vocab_size: most frequent training tokens
-    that a head may draft; 0 is the whole vocabulary.
+    kind: medusa, hydra, mtp or eagle3. num_draft_tokens: K at training time. num_layers: residual blocks a head
+    (medusa), hidden layers of the MLP (hydra), transformer layers (mtp; eagle3 has one). own_output_head: train output
+    heads of their own, started from the target's, instead of the target's frozen one. draft_vocab_size: most frequent
+    training tokens that a head may draft; 0 is the whole vocabulary. reads: numbers of the
+    target's layers behind which an eagle3 head reads the residual stream, three and rising; empty is its own choice.
+    blank_first: an mtp head does without the embedding in a text's first pair of state and token, as vLLM and SGLang
+    have it, so that they draft exactly what it drafts here.
     """
 
     kind: str = "mtp"
@@ -37,6 +41,8 @@ class HeadOptions:
     num_layers: int = 1
     own_output_head: bool = False
     draft_vocab_size: int = 0
+    reads: list[int] = field(default_factory=list)
+    blank_first: bool = False
 
 
 @dataclass
@@ -54,6 +60,11 @@ class DraftHead(nn.Module, ABC):
 
     kind: ClassVar[str]
     recursive: ClassVar[bool]
+    # How a state and the embedding of a token are put side by side.
+    concatenation: ClassVar[str] = "[state; embedding]"
+    # The target's layers that it reads beside the final hidden state, for `Target.hidden`.
+    reads_layers: ClassVar[bool] = False
+    reads: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: HeadOptions, draft_vocab: Tensor | None = None) -> None:
         """draft_vocab: sorted ids [D] of the reduced vocabulary, or None for all."""
@@ -63,6 +74,10 @@ class DraftHead(nn.Module, ABC):
                 f"heads.num_draft_tokens={options.num_draft_tokens} and heads.num_layers={options.num_layers}: "
                 "both must be at least 1"
             )
+        if options.reads and not self.reads_layers:
+            raise ValueError(f"heads.reads={options.reads}: {self.kind} heads read none of the layers; leave it out")
+        if options.blank_first and self.kind != "mtp":
+            raise ValueError(f"heads.blank_first=true: it is for heads=mtp, not for {self.kind}; leave it out")
         self.options = options
         self.num_draft_tokens = options.num_draft_tokens
         self.hidden_size = target.hidden_size

@@ -4,27 +4,23 @@ DeepSeek-V3 (arXiv 2412.19437, eq. 21-23): normalise the previous state and the 
 project, run one layer, normalise, use the target's output head. One set of weights serves every step, as in FastMTP
 (arXiv 2509.18362). The layer is a copy of the target's last one, whatever its family.
 
-Step 1 at position t reads (h_t, x_{t+1}); step k reads (state of step k - 1, x_{t+k}). Attention, and this is a
-deviation from DeepSeek-V3 taken from EAGLE-3's training (arXiv 2503.01840, section 3.2): step k sees the step-1
-entries of positions <= t and its own draft's entries of steps 2..k, which is exactly what a single cache holds while
-decoding.
+Step 1 at position t reads (h_t, x_{t+1}); step k reads (state of step k - 1, x_{t+k}). What a step's attention sees is
+a deviation from DeepSeek-V3, taken from EAGLE-3's training (see `recursive`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import DynamicCache
 
 from models.decoding.cache import RaggedCache
-from models.decoding.tree_entries import tree_masks, tree_positions
-from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, below, last_kept, tokens_after
+from models.heads.base import HeadOptions
+from models.heads.recursive import RecursiveHead, RMSNorm
 from models.quantization import plain_copy
 from models.target import Target
 
@@ -37,46 +33,10 @@ PROBE_TOKENS = 64
 RIDGE = 1e-3
 
 
-@dataclass
-class MTPState(HeadState):
-    """A cache with one entry a verified position and one a drafted token; states [B, H] after the root and now.
-
-    level: the last level of a draft tree, where a tree is drafted.
-    """
-
-    cache: RaggedCache
-    root_state_BH: Tensor
-    state_BH: Tensor
-    num_drafted_entries: int = 0
-    level: TreeLevel | None = None
-
-
-@dataclass
-class TreeLevel:
-    """Of each node, its state, which of the tree's entries it sees, and of all entries the depths below the first."""
-
-    states_BMH: Tensor
-    sees_BMT: Tensor
-    depths_BT: Tensor
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a gain, started at one."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-
-
-class MTPHead(DraftHead):
+class MTPHead(RecursiveHead):
     """norm both, concatenate [state; embedding], project, layer(s), norm."""
 
     kind = "mtp"
-    recursive = True
 
     def __init__(self, target: Target, options: HeadOptions, draft_vocab: Tensor | None = None) -> None:
         super().__init__(target, options, draft_vocab)
@@ -148,134 +108,30 @@ class MTPHead(DraftHead):
     def _layer_input(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The target's hidden states, and what its layer at our first layer's depth receives: both [B, T, H]."""
         target = self.target.get
-        seen: list[Tensor] = []
-
-        def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-            seen.append(args[0] if args else kwargs["hidden_states"])
-
-        depth = len(target.layers()) - len(self.layers)
-        handle = target.layers()[depth].register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            hidden_BTH = target.hidden(ids_BT)
-            return hidden_BTH, seen[0]
-        finally:
-            handle.remove()
-
-    def forward(self, hidden_BTH: Tensor, input_ids_BT: Tensor, bases_BS: Tensor | None = None) -> Tensor:
-        everywhere_BT = all_bases(input_ids_BT)
-        bases_BS = everywhere_BT if bases_BS is None else bases_BS
-        cache = DynamicCache()
-        # Step 1 runs over all positions, since their entries are the context of all steps; later ones over the bases
-        # alone.
-        mask = _step_mask(everywhere_BT[:1], everywhere_BT, 1, self.trainable_dtype())
-        first_ids_BT = tokens_after(input_ids_BT, everywhere_BT, 1)
-        state = self._run(hidden_BTH.to(self.trainable_dtype()), first_ids_BT, everywhere_BT[:1], mask, cache)
-        state = at_bases(state, bases_BS)
-        states = [state]
-        for step in range(2, self.num_draft_tokens + 1):
-            mask = _step_mask(bases_BS, everywhere_BT, step, state.dtype)
-            state = self._run(state, tokens_after(input_ids_BT, bases_BS, step), bases_BS + step - 1, mask, cache)
-            states.append(state)
-        return torch.stack(states)
+        hidden_BTH, residual_BTH = target.hidden(ids_BT, reads=[len(target.layers()) - len(self.layers)]).chunk(2, -1)
+        return hidden_BTH, residual_BTH
 
     def _run(
         self,
-        state_BTH: Tensor,
+        carried_BTH: Tensor,
         ids_BT: Tensor,
         positions_BT: Tensor,
         mask: Tensor | None,
         cache: DynamicCache | RaggedCache,
     ) -> Tensor:
-        """One step of the recursion at T positions: [B, T, H] -> [B, T, H]; appends T entries to the cache."""
-        x = self.project(self._features(state_BTH, ids_BT)) * self.scale
+        blank_BT = positions_BT == 0 if self.options.blank_first else None
+        x = self.project(self._features(carried_BTH, ids_BT, blank_BT)) * self.scale
         rotary = self.target.get.rotary(x, positions_BT)
         for layer in self.layers:
             x = layer(x, attention_mask=mask, position_ids=positions_BT, cache=cache, position_embeddings=rotary)
         return self.norm_out(x)
 
-    def _features(self, state_BTH: Tensor, ids_BT: Tensor) -> Tensor:
-        """[state; embedding], each normalised: [B, T, 2H]."""
+    def _features(self, state_BTH: Tensor, ids_BT: Tensor, blank_BT: Tensor | None = None) -> Tensor:
+        """[state; embedding], each normalised: [B, T, 2H]. blank_BT: where the embedding is zero instead."""
         embedding_BTH = self.target.get.embed(ids_BT).to(state_BTH.dtype)
+        if blank_BT is not None:
+            embedding_BTH = embedding_BTH.masked_fill(blank_BT[..., None], 0)
         return torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding_BTH)], dim=-1)
-
-    def start(self, batch_size: int) -> MTPState:
-        target = self.target.get
-        types = ["full_attention"] * len(self.layers)
-        cache = RaggedCache(target.config, batch_size, target.device, self.trainable_dtype(), layer_types=types)
-        zeros_BH = torch.zeros(batch_size, self.hidden_size, device=target.device)
-        return MTPState(0, cache, zeros_BH, zeros_BH)
-
-    @torch.no_grad()
-    def absorb(self, state: MTPState, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: Sequence[int]) -> None:
-        self._forget_draft(state)
-        hidden_BTH = hidden_BTH.to(self.trainable_dtype())
-        out_BTH = self._append(state, hidden_BTH, next_tokens_BT)
-        state.cache.advance(counts)
-        state.root_state_BH = last_kept(out_BTH, counts)
-
-    @torch.no_grad()
-    def draft_state(self, state: MTPState, tokens_B: Tensor | None) -> Tensor:
-        if tokens_B is None:
-            self._forget_draft(state)
-            state.state_BH = state.root_state_BH
-        else:
-            state.state_BH = self._append(state, state.state_BH[:, None], tokens_B[:, None])[:, 0]
-            state.cache.advance([1] * state.cache.batch_size)
-            state.num_drafted_entries += 1
-        return state.state_BH
-
-    @torch.no_grad()
-    def level_states(self, state: MTPState, tokens_BM: Tensor | None, parents_BM: Tensor | None) -> Tensor:
-        if tokens_BM is None or parents_BM is None:
-            self._forget_draft(state)
-            nothing_B0 = torch.zeros(len(state.root_state_BH), 0, dtype=torch.long, device=self.scale.device)
-            state.level = TreeLevel(state.root_state_BH[:, None], nothing_B0[:, None].bool(), nothing_B0)
-            return state.level.states_BMH
-        assert state.level is not None
-        last, (num_rows, num_nodes) = state.level, tokens_BM.shape
-        # Each node has an entry of its own, and sees it and those on the way to it.
-        own_BMM = torch.eye(num_nodes, dtype=torch.bool, device=tokens_BM.device).expand(num_rows, -1, -1)
-        sees_BMT = torch.cat([below(last.sees_BMT, parents_BM), own_BMM], dim=2)
-        depth_BM = torch.full_like(tokens_BM, state.step - 2)
-        depths_BT = torch.cat([last.depths_BT, depth_BM], dim=1)
-        positions_BM = tree_positions(state.cache, depth_BM, state.num_drafted_entries)
-        mask = tree_masks(state.cache, sees_BMT, depths_BT)
-        states_BMH = below(last.states_BMH, parents_BM)
-        states_BMH = self._run(states_BMH, tokens_BM, positions_BM, mask, state.cache)  # type: ignore[arg-type]
-        state.cache.advance([num_nodes] * num_rows)
-        state.num_drafted_entries += num_nodes
-        state.level = TreeLevel(states_BMH, sees_BMT, depths_BT)
-        return states_BMH
-
-    def select_rows(self, state: MTPState, rows: Sequence[int]) -> None:
-        self._forget_draft(state)
-        state.cache.select_rows(rows)
-        state.root_state_BH = state.root_state_BH[list(rows)]
-
-    def extend(self, state: MTPState, other: MTPState) -> None:
-        self._forget_draft(state)
-        self._forget_draft(other)
-        state.cache.extend(other.cache)
-        state.root_state_BH = torch.cat([state.root_state_BH, other.root_state_BH])
-
-    def _append(self, state: MTPState, states_BTH: Tensor, ids_BT: Tensor) -> Tensor:
-        num_new = ids_BT.shape[1]
-        mask = state.cache.attention_masks(num_new)
-        return self._run(states_BTH, ids_BT, state.cache.positions(num_new), mask, state.cache)  # type: ignore[arg-type]
-
-    def _forget_draft(self, state: MTPState) -> None:
-        if state.num_drafted_entries:
-            state.cache.rollback([state.num_drafted_entries] * state.cache.batch_size)
-            state.num_drafted_entries = 0
-
-
-def _step_mask(bases_BS: Tensor, positions_BT: Tensor, step: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, 1, S, T + (step - 1) S]: step 1's entries up to the base, then each later step's own entry."""
-    causal = positions_BT[:1, None, :] <= bases_BS[:, :, None]
-    own = torch.eye(bases_BS.shape[1], dtype=torch.bool, device=bases_BS.device).expand(len(bases_BS), -1, -1)
-    visible = torch.cat([causal, *[own] * (step - 1)], dim=2)
-    mask = torch.zeros(visible.shape, dtype=dtype, device=bases_BS.device)
-    return mask.masked_fill(~visible, torch.finfo(dtype).min)[:, None]
 
 
 def _rms(x: Tensor) -> Tensor:

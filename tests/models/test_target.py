@@ -61,6 +61,22 @@ def test_logits_equal_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_layers_read_are_the_residual_stream(family: str) -> None:
+    """Behind so many layers, as transformers gives it; behind all of them, what the final norm receives."""
+    target = make_tiny_target(family=family)
+    with torch.no_grad():
+        output = target.model(input_ids=IDS_BT, output_hidden_states=True)
+    wide_BTX = target.hidden(IDS_BT, reads=(0, 1, 2, 3))
+    assert torch.equal(target.final(wide_BTX), target.hidden(IDS_BT))
+    final, *streams, last = wide_BTX.chunk(5, dim=-1)
+    for stream, expected in zip(streams, output.hidden_states[:3], strict=True):
+        torch.testing.assert_close(stream, expected, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(target.decoder.norm(last), final, atol=TOLERANCE, rtol=0)
+    assert target.hidden(IDS_BT, reads=(1,)).shape == (2, 24, 2 * target.hidden_size)
+    assert not any(layer._forward_pre_hooks for layer in [*target.layers(), target.decoder.norm])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_differ_where_it_matters(family: str) -> None:
     target = make_tiny_target(family=family)
     tied = target.output_head.weight.data_ptr() == target.model.get_input_embeddings().weight.data_ptr()

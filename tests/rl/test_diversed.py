@@ -31,8 +31,8 @@ from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_optio
 from rl.floor import CollapseOptions, FloorOptions
 from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
+from rl.resume import STATE_NAME
 from rl.rewards.loading import RewardOptions
-from rl.trainer import STATE_NAME
 from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked
@@ -316,7 +316,7 @@ def test_prompts_of_both_splits_are_needed(tmp_path: Path) -> None:
 def test_reward_without_a_number_is_told_before_anything_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.trainer.sample_rollouts", lambda *args, **kwargs: pytest.fail("something was sampled"))
+    monkeypatch.setattr("rl.measuring.sample_rollouts", lambda *args, **kwargs: pytest.fail("something was sampled"))
     with pytest.raises(ValueError, match="reward 'gives_none', completion 0 of 1: None"):
         train_verifier(make_config(tmp_path, reward=RewardOptions("toy_rewards:gives_none")))
 

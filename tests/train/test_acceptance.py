@@ -167,7 +167,7 @@ def train_quickly(
     width = 30
     texts = [[*prompt, *decode_plainly(target, prompt, width, eos_token_ids=())][:width] for prompt in prompts]
     ids_BT = torch.tensor(texts)
-    hidden_BTH = target.hidden(ids_BT)
+    hidden_BTH = target.hidden(ids_BT, reads=head.reads)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     for _ in range(steps):
         states_KBTH = head(hidden_BTH, ids_BT)
@@ -189,7 +189,8 @@ def simulate_on(
     for prompt, answer in zip(prompts, answers, strict=True):
         ids_T = torch.tensor([*prompt, *answer])
         with torch.no_grad():
-            tables.append(accept_probabilities(head, target.hidden(ids_T[None])[0], ids_T, len(prompt), sampling))
+            hidden_TH = target.hidden(ids_T[None], reads=head.reads)[0]
+            tables.append(accept_probabilities(head, hidden_TH, ids_T, len(prompt), sampling))
     return tables
 
 
@@ -247,7 +248,7 @@ def test_sampled_simulation_agrees_with_the_decoder(kind: str) -> None:
     N = 96 texts of 32 tokens. Given its text, a decoding's number of blocks has mean E[blocks] (the simulation's), so
     the difference summed over texts has mean zero; five standard errors, a false alarm in 2 million seeds.
     """
-    target = make_tiny_target(num_hidden_layers=1)
+    target = make_tiny_target(num_hidden_layers=2 if kind == "eagle3" else 1)
     sampling = SamplingParams(temperature=1.0, top_k=30)
     head = train_quickly(target, kind, 3, None, steps=15)
     prompts = random_prompts(96, longest=12, seed=8)
@@ -300,7 +301,7 @@ def test_accuracy_by_rank_by_definition(kind: str) -> None:
     hits, places, counted = torch.zeros(3, NUM_RANKS), torch.zeros(3), []
     for prompt, answer in zip(prompts, answers, strict=True):
         text = [*prompt, *answer]
-        hidden_1TH = target.hidden(torch.tensor([text]))
+        hidden_1TH = target.hidden(torch.tensor([text]), reads=head.reads)
         with torch.no_grad():
             counted.append(rank_hits(head, hidden_1TH[0], torch.tensor(text), len(prompt)))
         for root in range(len(answer) - 1):

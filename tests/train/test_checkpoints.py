@@ -9,7 +9,7 @@ import torch
 
 from tests.train.test_mtp import assert_ends_alike, config, make_config, uninterrupted, with_trainer
 from train import checkpoints as checkpoints_module
-from train.checkpoints import last_whole, newest_first, why_not_whole
+from train.checkpoints import last_whole, newest_first, remove_unfinished, why_not_whole
 from train.mtp import MTPConfig, train_heads
 
 __all__ = ["config", "uninterrupted"]
@@ -39,6 +39,19 @@ def test_whole_ones(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert last_whole(saved) == str(saved / "checkpoint-10")
     assert capsys.readouterr().out == ""
     assert last_whole(saved / "nowhere") is None
+
+
+def test_unfinished_ones_are_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those without one of the files that come last, or with one that is cut short; and it is told."""
+    files = {8: {"a": "{}", "b": "{}"}, 9: {"a": "{}"}, 10: {"b": "{}"}, 11: {"a": "{}", "b": '{"epoch": 1.'}}
+    for step, texts in files.items():
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for name, text in texts.items():
+            (tmp_path / f"checkpoint-{step}" / name).write_text(text)
+    remove_unfinished(tmp_path, ("a", "b"))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-8"]
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[0].rpartition("-")[2] for line in told] == ["11", "10", "9"]
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99, None], ids=["empty", "half", "nearly whole", "missing"])

@@ -46,10 +46,9 @@ def make_examples(count: int = 10) -> list[Example]:
 def build(
     target: Target, folder: Path, examples: list[Example] | None = None, digest: str = "text", **changes: object
 ) -> CachedRows:
-    options = replace(OPTIONS, **{k: v for k, v in changes.items() if k != "with_normaliser"})
-    return build_cache(
-        target, examples or make_examples(), options, folder, digest, bool(changes.get("with_normaliser", True))
-    )
+    with_normaliser, reads = bool(changes.pop("with_normaliser", True)), changes.pop("reads", ())
+    options = replace(OPTIONS, **changes)
+    return build_cache(target, examples or make_examples(), options, folder, digest, with_normaliser, reads)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,6 +75,27 @@ def test_holds_the_targets_hidden_states(family: str, tmp_path: Path) -> None:
         assert ((row.log_normaliser != 0).tolist()) == followed
         wanted = torch.tensor(followed)
         torch.testing.assert_close(row.log_normaliser[wanted], expected[wanted], atol=1e-3, rtol=0)
+
+
+def test_holds_the_layers_that_a_head_reads(tmp_path: Path) -> None:
+    """Behind the hidden states, as transformers gives them; the same normalisers; another choice is another run's."""
+    target = make_tiny_target(family="gemma3_text")
+    reads = (0, 2, 3)
+    rows, plain = build(target, tmp_path / "wide", reads=reads), build(target, tmp_path / "plain")
+    for i, example in enumerate(make_examples()):
+        with torch.no_grad():
+            output = target.model(input_ids=torch.tensor([example.input_ids]), output_hidden_states=True)
+        streams = [output.hidden_states[0][0], output.hidden_states[2][0]]
+        final, low, middle, _ = rows[i].hidden.chunk(4, dim=-1)
+        torch.testing.assert_close(final, output.hidden_states[-1][0], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(torch.stack([low, middle]), torch.stack(streams), atol=TOLERANCE, rtol=0)
+        assert torch.equal(rows[i].log_normaliser, plain[i].log_normaliser)
+    examples = make_examples()
+    assert cache_bytes(target, examples, False, reads) == 4 * cache_bytes(target, examples, False)
+    with pytest.raises(ValueError, match=r"reads is \[0, 2, 3\], now \[0, 1, 2\]"):
+        build(target, tmp_path / "wide", reads=(0, 1, 2))
+    with pytest.raises(ValueError, match=r"reads is \[0, 2, 3\], now None"):
+        build(target, tmp_path / "wide")
 
 
 @pytest.mark.parametrize("enabled", [True, False])

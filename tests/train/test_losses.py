@@ -54,25 +54,26 @@ def make_head(
     return head
 
 
-def make_batch(target: Target) -> tuple[Tensor, Tensor, Tensor]:
+def make_batch(head: DraftHead) -> tuple[Tensor, Tensor, Tensor]:
     """ids, hidden, mask of three rows: one long answer, two turns, a short one."""
     ids_BT = torch.randint(3, 259, (3, 20), generator=torch.Generator().manual_seed(2))
     mask_BT = torch.zeros(3, 20, dtype=torch.bool)
     mask_BT[0, 6:18] = True
     mask_BT[1, 2:6] = mask_BT[1, 10:20] = True
     mask_BT[2, 10:13] = True
-    return ids_BT, target.hidden(ids_BT), mask_BT
+    return ids_BT, head.target.get.hidden(ids_BT, reads=head.reads), mask_BT
 
 
 def targets_of(head: DraftHead, with_normaliser: bool = False) -> HeadTargets:
     target = head.target.get
-    ids_BT, hidden_BTH, mask_BT = make_batch(target)
+    ids_BT, hidden_BTH, mask_BT = make_batch(head)
+    final_BTH = target.final(hidden_BTH)
     normaliser_BT = None
     if with_normaliser:
-        flat = log_normalisers(target, hidden_BTH.flatten(0, 1), answer_positions(mask_BT).flatten())
+        flat = log_normalisers(target, final_BTH.flatten(0, 1), answer_positions(mask_BT).flatten())
         normaliser_BT = flat.view(mask_BT.shape)
     bases_BS = draft_bases(mask_BT)
-    return line_up(head(hidden_BTH, ids_BT, bases_BS), bases_BS, hidden_BTH, ids_BT, mask_BT, normaliser_BT)
+    return line_up(head(hidden_BTH, ids_BT, bases_BS), bases_BS, final_BTH, ids_BT, mask_BT, normaliser_BT)
 
 
 def value_and_gradients(head: DraftHead, total: Tensor) -> list[Tensor]:
@@ -128,7 +129,7 @@ def test_counts_and_accuracies() -> None:
     """loss_K, correct_K and count_K by a loop over all supervised places."""
     target = make_tiny_target()
     head = make_head(target, "mtp")
-    ids_BT, hidden_BTH, mask_BT = make_batch(target)
+    ids_BT, hidden_BTH, mask_BT = make_batch(head)
     loss = head_loss(head, targets_of(head), LossOptions(**MIXES["ce"], beta=0.5, chunk_elements=2000))
     states_KBTH = head(hidden_BTH, ids_BT)
     sums, right, count = [0.0] * K, [0] * K, [0] * K
@@ -247,7 +248,7 @@ def test_teacher_is_the_targets_own_distribution(family: str, draft_vocab: Tenso
     """p is transformers' softmax over all tokens at the position that predicts the label; a reduced one is its part."""
     target = make_tiny_target(family=family)
     head = make_head(target, "medusa", draft_vocab)
-    ids_BT, _, mask_BT = make_batch(target)
+    ids_BT, _, mask_BT = make_batch(head)
     with torch.no_grad():
         p_BTV = target.model(input_ids=ids_BT).logits.softmax(-1)
     # A teacher stands where the next token and the one before it are answer tokens.

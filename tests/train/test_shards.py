@@ -1,11 +1,13 @@
 """Shard folders: written whole or not at all, tied to their manifest."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from train.shards import Journal, ShardFolder, read_manifest
+from train.shards import LEFT_OVER_S, Journal, ShardFolder, read_manifest
 
 MADE_FROM = {"holds": "things", "count": 3, "nested": {"a": [1, 2]}, "tuple": (1, 2)}
 
@@ -60,3 +62,18 @@ def test_a_journal(tmp_path: Path) -> None:
     journal.remove()
     journal.remove()
     assert journal.read() == {}
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Not what another one is writing just now, and no shard, however old."""
+    store = ShardFolder(tmp_path, MADE_FROM, ".txt")
+    old, young, shard = (
+        tmp_path / name for name in (".shard-00001.txt.0-7.partial", ".x.1-8.partial", "shard-00000.txt")
+    )
+    for path in (old, young, shard):
+        path.write_text("x")
+    for path in (old, shard):
+        os.utime(path, (time.time() - LEFT_OVER_S - 60,) * 2)
+    ShardFolder(tmp_path, MADE_FROM, ".txt")
+    assert (old.exists(), young.exists(), shard.exists()) == (False, True, True)
+    assert store.missing(2) == [1]

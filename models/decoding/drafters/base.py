@@ -4,7 +4,7 @@ A drafter is stateless between batches: what it remembers of the rows lives in a
 keeps beside its batch and hands back. Rows join (`extend`) and leave (`select_rows`) while others go on.
 
 Shape suffixes: B rows, T positions, K drafted tokens, N nodes of a tree, I inner places, S side nodes, W watched ones,
-V vocabulary, H hidden.
+V vocabulary, H hidden: the width of what the target's pass gives a position, with the layers that are read behind it.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,6 +106,13 @@ class Drafter(Protocol):
     def extend(self, state: Any, other: Any) -> None:
         """Append the rows of another state."""
         ...
+
+
+@runtime_checkable
+class LayerReader(Drafter, Protocol):
+    """A drafter that is given the target's hidden states with these of its layers behind them; see `Target.hidden`."""
+
+    reads: tuple[int, ...]
 
 
 @runtime_checkable

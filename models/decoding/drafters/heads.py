@@ -38,6 +38,7 @@ class HeadRows:
         self.head = head
         self.network: nn.Module | None = head
         self.vocab_size = head.vocab_size
+        self.reads = head.reads
         self.max_draft_tokens: int | None = None if head.recursive else head.num_draft_tokens
 
     def start(self, prompts: Sequence[Sequence[int]]) -> HeadsState:

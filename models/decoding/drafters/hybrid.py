@@ -76,7 +76,10 @@ class _Pass:
 
 
 class HybridDrafter:
-    """See the module's description."""
+    """Begins a block with tokens of `first`, and goes on behind them, or instead of them, with those of `second`.
+
+    How many of each: the numbers with the most tokens a second, by running estimates (see the module).
+    """
 
     def __init__(self, first: TextDrafter | ModelDrafter, second: HeadsDrafter | ModelDrafter) -> None:
         """ValueError where the two have different vocabularies."""
@@ -87,6 +90,7 @@ class HybridDrafter:
             )
         self.first, self.second = first, second
         self.vocab_size = first.vocab_size
+        self.reads = second.reads if isinstance(second, HeadsDrafter) else ()
         self.max_draft_tokens: int | None = None
         self._device = next(second.network.parameters()).device if second.network is not None else None
         networks = [part.network for part in (first, second) if part.network is not None]

@@ -4,7 +4,9 @@ The two go different ways (one masked pass over padded rows; a ragged cache that
 each is the other's oracle. Bugs planted in either must show.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from models.heads import HEAD_KINDS, DraftHead, HeadOptions, build_head
 from models.heads import base as base_module
 from models.heads import hydra as hydra_module
 from models.heads import medusa as medusa_module
-from models.heads import mtp as mtp_module
+from models.heads import recursive as recursive_module
 from models.target import Target
 from models.tiny import FAMILIES, make_tiny_target
 
@@ -23,6 +25,8 @@ K = 3
 TOLERANCE = 2e-4  # float32 logits of order 10, computed in passes of different shapes
 NUM_ROWS, LENGTH = 2, 24
 DRAFT_VOCAB = torch.arange(3, 120, 2)
+READS = (0, 1, 2)  # what an eagle3 head reads of a target of three layers
+RECURSIVE = [kind for kind in HEAD_KINDS if HEAD_KINDS[kind].recursive]
 
 _targets: dict[str, Target] = {}
 
@@ -45,10 +49,12 @@ def make_head(
     return head
 
 
-def make_text(target: Target, rows: int = NUM_ROWS, length: int = LENGTH, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Random ids [B, T] and the target's hidden states for them."""
+def make_text(
+    target: Target, rows: int = NUM_ROWS, length: int = LENGTH, seed: int = 1, kind: str = "mtp"
+) -> tuple[Tensor, Tensor]:
+    """Random ids [B, T] and the target's hidden states for them, as a head of this kind reads them."""
     ids_BT = torch.randint(3, 259, (rows, length), generator=torch.Generator().manual_seed(seed))
-    return ids_BT, target.hidden(ids_BT)
+    return ids_BT, target.hidden(ids_BT, reads=READS if HEAD_KINDS[kind].reads_layers else ())
 
 
 @torch.no_grad()
@@ -106,12 +112,12 @@ def check_drafting_equals_forced(
 class TestEveryKindAndFamily:
     def test_drafting_equals_forced(self, family: str, kind: str) -> None:
         target = get_target(family)
-        ids_BT, hidden_BTH = make_text(target)
+        ids_BT, hidden_BTH = make_text(target, kind=kind)
         check_drafting_equals_forced(make_head(target, kind), hidden_BTH, ids_BT)
 
     def test_bases_pick_from_all(self, family: str, kind: str) -> None:
         target = get_target(family)
-        ids_BT, hidden_BTH = make_text(target)
+        ids_BT, hidden_BTH = make_text(target, kind=kind)
         head = make_head(target, kind)
         bases_BS = torch.tensor([[2, 5, 9, 20], [0, 7, 8, 0]])
         with torch.no_grad():
@@ -123,7 +129,7 @@ class TestEveryKindAndFamily:
     def test_padded_batch_equals_single_rows(self, family: str, kind: str) -> None:
         """Values and gradients."""
         target = get_target(family)
-        ids_BT, hidden_BTH = make_text(target)
+        ids_BT, hidden_BTH = make_text(target, kind=kind)
         head = make_head(target, kind)
         lengths = [LENGTH, 13]
         weights = torch.randn(K, NUM_ROWS, LENGTH, target.hidden_size, generator=torch.Generator().manual_seed(3))
@@ -148,7 +154,7 @@ class TestEveryKindAndFamily:
     def test_reads_nothing_later(self, family: str, kind: str) -> None:
         """Step k at t depends on h_0 .. h_t and x_1 .. x_{t+k} alone; hydra and mtp do depend on x_{t+k}."""
         target = get_target(family)
-        ids_BT, hidden_BTH = make_text(target, rows=1)
+        ids_BT, hidden_BTH = make_text(target, rows=1, kind=kind)
         head = make_head(target, kind)
         t = 11
         with torch.no_grad():
@@ -166,7 +172,7 @@ class TestEveryKindAndFamily:
     def test_frozen_parts_stay_out(self, family: str, kind: str) -> None:
         """Nothing of the target is registered, saved, trained or given a gradient."""
         target = get_target(family)
-        ids_BT, hidden_BTH = make_text(target)
+        ids_BT, hidden_BTH = make_text(target, kind=kind)
         head = make_head(target, kind)
         before = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
         logits = head.logits(head(hidden_BTH, ids_BT)[K - 1], K)
@@ -182,12 +188,32 @@ class TestEveryKindAndFamily:
         assert all(torch.equal(before[name], tensor) for name, tensor in target.model.state_dict().items())
 
 
+def test_first_pair_without_its_embedding() -> None:
+    """The second token is then seen by drafts from the first two positions alone, and drafting is still the forward."""
+    target = get_target("llama")
+    ids_BT, hidden_BTH = make_text(target, kind="mtp")
+    changed_BT = ids_BT.clone()
+    changed_BT[:, 1] = (changed_BT[:, 1] + 11) % 250
+    for blank_first in (True, False):
+        head = make_head(target, "mtp", blank_first=blank_first)
+        check_drafting_equals_forced(head, hidden_BTH, ids_BT)
+        with torch.no_grad():
+            before, after = head(hidden_BTH, ids_BT), head(hidden_BTH, changed_BT)
+        assert torch.equal(before[:, :, 2:], after[:, :, 2:]) is blank_first
+        assert not torch.equal(before[0, :, 2:], head(hidden_BTH.roll(1, dims=1), ids_BT)[0, :, 2:])
+
+
+def test_blanking_is_for_mtp() -> None:
+    with pytest.raises(ValueError, match=r"heads\.blank_first=true: it is for heads=mtp, not for hydra"):
+        make_head(get_target("llama"), "hydra", blank_first=True)
+
+
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 @pytest.mark.parametrize("own_output_head", [False, True])
 def test_reduced_vocabulary(kind: str, own_output_head: bool) -> None:
     """-inf outside, inside the full head's own logits; drafting agrees with training there too."""
     target = get_target("gemma2")  # soft-capped, so that a head that forgets it shows
-    ids_BT, hidden_BTH = make_text(target)
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
     full, reduced = (make_head(target, kind, vocab) for vocab in (None, DRAFT_VOCAB))
     if own_output_head:
         reduced = make_head(target, kind, DRAFT_VOCAB, own_output_head=True)
@@ -219,7 +245,7 @@ def test_own_output_heads(kind: str) -> None:
     for step in range(1, K + 1):
         factor = 2.0 if head.recursive else step + 1.0
         torch.testing.assert_close(head.logits(states, step), factor * target.logits(states), atol=1e-4, rtol=0)
-    ids_BT, hidden_BTH = make_text(target)
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
     check_drafting_equals_forced(head, hidden_BTH, ids_BT)
 
 
@@ -227,7 +253,7 @@ def test_own_output_heads(kind: str) -> None:
 def test_rows_leave_and_join(kind: str) -> None:
     """Rows dropped, reordered and appended in mid-text draft on as if they had always stood alone."""
     target = get_target("llama")
-    ids_BT, hidden_BTH = make_text(target, rows=4)
+    ids_BT, hidden_BTH = make_text(target, rows=4, kind=kind)
     head = make_head(target, kind)
     expected = forced_logits(head, hidden_BTH, ids_BT)
     state = head.start(3)
@@ -248,13 +274,13 @@ def test_rows_leave_and_join(kind: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_recursive_head_goes_beyond_what_it_was_trained_for(family: str, num_layers: int) -> None:
+@pytest.mark.parametrize(("kind", "num_layers"), [("mtp", 1), ("mtp", 2), ("eagle3", 1)])
+def test_recursive_head_goes_beyond_what_it_was_trained_for(family: str, kind: str, num_layers: int) -> None:
     """Drafting 6 tokens with a head trained for 3 is what the same weights compute when trained for 6."""
     target = get_target(family)
-    ids_BT, hidden_BTH = make_text(target)
-    short = make_head(target, "mtp", num_layers=num_layers)
-    long = build_head(target, HeadOptions(kind="mtp", num_draft_tokens=6, num_layers=num_layers))
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
+    short = make_head(target, kind, num_layers=num_layers)
+    long = build_head(target, HeadOptions(kind=kind, num_draft_tokens=6, num_layers=num_layers))
     long.load_state_dict(short.state_dict())
     check_drafting_equals_forced(short, hidden_BTH, ids_BT, expected=forced_logits(long, hidden_BTH, ids_BT))
 
@@ -262,7 +288,7 @@ def test_recursive_head_goes_beyond_what_it_was_trained_for(family: str, num_lay
 @pytest.mark.parametrize("kind", [kind for kind in HEAD_KINDS if not HEAD_KINDS[kind].recursive])
 def test_other_heads_refuse_to_go_beyond(kind: str) -> None:
     target = get_target("llama")
-    ids_BT, hidden_BTH = make_text(target)
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
     head = make_head(target, kind)
     state = head.start(1)
     absorb(head, state, hidden_BTH, ids_BT, [(0, 0, 4)])
@@ -277,7 +303,7 @@ def test_other_heads_refuse_to_go_beyond(kind: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_untrained_head_repeats_the_targets_prediction(family: str, kind: str) -> None:
     target = get_target(family)
-    ids_BT, hidden_BTH = make_text(target)
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
     head = build_head(target, HeadOptions(kind=kind, num_draft_tokens=K))
     assert torch.equal(head(hidden_BTH, ids_BT), hidden_BTH.expand(K, -1, -1, -1))
     assert torch.equal(head.logits(head(hidden_BTH, ids_BT)[1], 2), target.logits(hidden_BTH))
@@ -340,7 +366,7 @@ def test_too_little_text_leaves_the_start_as_it_was() -> None:
 def test_heads_of_a_bfloat16_target(kind: str) -> None:
     """Trained in float32 over bfloat16 hidden states; drafted in bfloat16, with float32 logits close to those."""
     target = make_tiny_target(dtype="bfloat16")
-    ids_BT, hidden_BTH = make_text(target)
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
     head = make_head(target, kind)
     assert {parameter.dtype for parameter in head.parameters()} == {torch.float32}
     states = head(hidden_BTH, ids_BT)
@@ -361,10 +387,16 @@ def test_heads_of_a_bfloat16_target(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "eagle9"}, r"heads\.kind='eagle9' is unknown; choose one of medusa, hydra, mtp"),
+        ({"kind": "eagle9"}, r"heads\.kind='eagle9' is unknown; choose one of medusa, hydra, mtp, eagle3"),
         ({"num_draft_tokens": 0}, r"heads\.num_draft_tokens=0 and .*must be at least 1"),
         ({"kind": "medusa", "num_layers": 0}, r"heads\.num_layers=0: both must be at least 1"),
         ({"kind": "mtp", "num_layers": 4}, r"heads\.num_layers=4: the target has only 3 layers"),
+        ({"kind": "mtp", "reads": [0, 1, 2]}, r"heads\.reads=\[0, 1, 2\]: mtp heads read none of the layers"),
+        ({"kind": "eagle3", "num_layers": 2}, r"heads\.num_layers=2: an eagle3 head has one layer"),
+        *(
+            ({"kind": "eagle3", "reads": reads}, r"heads\.reads=.*reads 3 layers .*rising from 0 .*to at most 3")
+            for reads in ([0, 1], [0, 1, 2, 3], [0, 2, 1], [1, 1, 2], [-1, 0, 1], [1, 2, 4])
+        ),
     ],
 )
 def test_bad_options(options: dict[str, object], message: str) -> None:
@@ -377,52 +409,61 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 def _rotary_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafted entries stand one position too far (a shift of all would be invisible: rotary positions are relative)."""
-    original = mtp_module.MTPHead._run
+    for kind in RECURSIVE:
+        original = HEAD_KINDS[kind]._run
 
-    def run(self: object, state: Tensor, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: object) -> Tensor:
-        is_drafted = isinstance(cache, RaggedCache) and ids.shape[1] == 1
-        return original(self, state, ids, positions + 1 if is_drafted else positions, mask, cache)
+        def run(
+            self: object,
+            state: Tensor,
+            ids: Tensor,
+            positions: Tensor,
+            mask: Tensor | None,
+            cache: object,
+            original: Callable[..., Tensor] = original,
+        ) -> Tensor:
+            is_drafted = isinstance(cache, RaggedCache) and ids.shape[1] == 1
+            return original(self, state, ids, positions + 1 if is_drafted else positions, mask, cache)
 
-    monkeypatch.setattr(mtp_module.MTPHead, "_run", run)
+        monkeypatch.setattr(HEAD_KINDS[kind], "_run", run)
 
 
 def _no_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: object, state: mtp_module.MTPState) -> None:
+    def forget(self: object, state: recursive_module.RecursiveState) -> None:
         state.num_drafted_entries = 0
 
-    monkeypatch.setattr(mtp_module.MTPHead, "_forget_draft", forget)
+    monkeypatch.setattr(recursive_module.RecursiveHead, "_forget_draft", forget)
 
 
 def _one_too_few_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: object, state: mtp_module.MTPState) -> None:
+    def forget(self: object, state: recursive_module.RecursiveState) -> None:
         if state.num_drafted_entries > 1:
             state.cache.rollback([state.num_drafted_entries - 1] * state.cache.batch_size)
         state.num_drafted_entries = 0
 
-    monkeypatch.setattr(mtp_module.MTPHead, "_forget_draft", forget)
+    monkeypatch.setattr(recursive_module.RecursiveHead, "_forget_draft", forget)
 
 
 def _token_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mtp_module, hydra_module):
+    for module in (recursive_module, hydra_module):
         monkeypatch.setattr(module, "tokens_after", lambda ids, bases, n: base_module.tokens_after(ids, bases, n + 1))
 
 
 def _mask_shows_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = mtp_module._step_mask
-    monkeypatch.setattr(mtp_module, "_step_mask", lambda *args: torch.zeros_like(original(*args)))
+    original = recursive_module._step_mask
+    monkeypatch.setattr(recursive_module, "_step_mask", lambda *args: torch.zeros_like(original(*args)))
 
 
 def _mask_one_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = mtp_module._step_mask
+    original = recursive_module._step_mask
     monkeypatch.setattr(
-        mtp_module,
+        recursive_module,
         "_step_mask",
         lambda bases, positions, step, dtype: original((bases - 1).clamp(min=0), positions, step, dtype),
     )
 
 
 def _drafts_own_entries_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = mtp_module._step_mask
+    original = recursive_module._step_mask
 
     def masked(bases: Tensor, positions: Tensor, step: int, dtype: torch.dtype) -> Tensor:
         mask = original(bases, positions, step, dtype)
@@ -431,12 +472,35 @@ def _drafts_own_entries_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
             mask[..., first : first + bases.shape[1]] = torch.finfo(dtype).min
         return mask
 
-    monkeypatch.setattr(mtp_module, "_step_mask", masked)
+    monkeypatch.setattr(recursive_module, "_step_mask", masked)
 
 
 def _last_column_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mtp_module, hydra_module, medusa_module):
+    for module in (recursive_module, hydra_module, medusa_module):
         monkeypatch.setattr(module, "last_kept", lambda hidden, counts: hidden[:, -1])
+
+
+def _hands_on_the_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While drafting alone: training hands on what comes before the final norm."""
+    original = recursive_module.RecursiveHead._append
+    eagle3 = HEAD_KINDS["eagle3"]
+
+    def append(self: Any, state: object, carried: Tensor, ids: Tensor) -> Tensor:
+        out = original(self, state, carried, ids)
+        return self.norm(out) if ids.shape[1] == 1 else out
+
+    monkeypatch.setattr(eagle3, "_append", append)
+
+
+def _reads_the_final_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the last stream, while drafting alone."""
+    original = HEAD_KINDS["eagle3"].absorb
+
+    def absorb(self: Any, state: object, hidden: Tensor, tokens: Tensor, counts: Sequence[int]) -> None:
+        final = self.target.get.final(hidden)
+        return original(self, state, torch.cat([hidden[..., : -self.hidden_size], final], dim=-1), tokens, counts)
+
+    monkeypatch.setattr(HEAD_KINDS["eagle3"], "absorb", absorb)
 
 
 def _hydra_keeps_the_last_draft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,14 +516,21 @@ def _hydra_keeps_the_last_draft(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "plant"),
     [
-        ("mtp", _rotary_one_ahead),
-        ("mtp", _no_rollback),
-        ("mtp", _one_too_few_rolled_back),
-        ("mtp", _token_off_by_one),
-        ("mtp", _mask_shows_the_future),
-        ("mtp", _mask_one_short),
-        ("mtp", _drafts_own_entries_hidden),
-        ("mtp", _last_column_for_all),
+        *itertools.product(
+            RECURSIVE,
+            (
+                _rotary_one_ahead,
+                _no_rollback,
+                _one_too_few_rolled_back,
+                _token_off_by_one,
+                _mask_shows_the_future,
+                _mask_one_short,
+                _drafts_own_entries_hidden,
+                _last_column_for_all,
+            ),
+        ),
+        ("eagle3", _hands_on_the_normalised),
+        ("eagle3", _reads_the_final_state),
         ("hydra", _token_off_by_one),
         ("hydra", _last_column_for_all),
         ("hydra", _hydra_keeps_the_last_draft),
@@ -470,7 +541,7 @@ def test_planted_bugs_are_noticed(
     kind: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = get_target("qwen3")
-    ids_BT, hidden_BTH = make_text(target)
+    ids_BT, hidden_BTH = make_text(target, kind=kind)
     head = make_head(target, kind)
     check_drafting_equals_forced(head, hidden_BTH, ids_BT)
     plant(monkeypatch)

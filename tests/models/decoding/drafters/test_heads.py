@@ -67,7 +67,7 @@ def test_drafts_what_training_computes(kind: str) -> None:
     head = make_head(target, kind)
     drafter = HeadsDrafter(head)
     text = random_prompts(1, longest=25, seed=4)[0] + [50, 60, 70, 80, 90]
-    hidden_1TH = target.hidden(torch.tensor([text]))
+    hidden_1TH = target.hidden(torch.tensor([text]), reads=head.reads)
     state = drafter.start([text[:2]])
     place = 0
     for count in (1, 3, len(text) - 5):

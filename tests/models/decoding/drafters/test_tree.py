@@ -46,7 +46,7 @@ class Drafted:
         width = max(map(len, texts))
         ids_BT = torch.tensor([text + [0] * (width - len(text)) for text in texts])
         with torch.no_grad():
-            hidden_BTH = self.target.hidden(ids_BT)[:, :-1]
+            hidden_BTH = self.target.hidden(ids_BT, reads=self.head.reads)[:, :-1]
             drafter.absorb(state, hidden_BTH, ids_BT[:, 1:], [len(text) - 1 for text in texts])
         return state
 

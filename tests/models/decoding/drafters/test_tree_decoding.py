@@ -94,7 +94,8 @@ def test_reduced_vocabulary_and_fewer_tokens_than_children(kind: str, shape: str
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_law_is_the_targets(kind: str, shape: str) -> None:
     """See `check_law` for N, threshold and false-alarm probability."""
-    target = make_tiny_target(seed=3, vocab_size=LAW_VOCAB, num_hidden_layers=1)
+    # An eagle3 head needs three places to read at: before, between and behind two layers.
+    target = make_tiny_target(seed=3, vocab_size=LAW_VOCAB, num_hidden_layers=2 if kind == "eagle3" else 1)
     rule = TokenVerification() if kind == "hydra" else BlockVerification()
     drafter = make(make_head(target, kind), shape, num_nodes=6)
     check_law(Decoder(target, drafter, 3, rule), [[3, 4, 1], [2], [4, 4, 3, 1, 0, 2]])
