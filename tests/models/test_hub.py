@@ -34,7 +34,8 @@ class Gate(BaseHTTPRequestHandler):
     keys: list[str | None]
 
     def do_HEAD(self) -> None:
-        self.keys.append(self.headers.get("authorization"))
+        if "me/tiny" in self.path:  # its client asks for other things, too
+            self.keys.append(self.headers.get("authorization"))
         self.send_response(403)
         self.send_header("X-Error-Code", "GatedRepo")
         self.send_header("X-Error-Message", "Access to model me/tiny is restricted.")
@@ -93,7 +94,8 @@ def test_a_gated_model_says_how_to_get_in(gate: tuple[str, list[str | None]], tm
         "refused model 'me/tiny' is gated or private: accept its licence on its hub page, then run `hf auth login` or "
         "set HF_TOKEN; or set model.name to a local folder"
     )
-    assert keys[0] == f"Bearer {TOKEN}"
+    assert len(keys) >= 2
+    assert set(keys) == {f"Bearer {TOKEN}"}
 
 
 def test_nothing_here_sets_the_hubs_variables_or_the_gpus() -> None:
