@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from models.checkpoint import load_heads, read_config
+from models.export.eagle3 import export_sglang, export_speculators
 from models.export.hf import export_hf
 from models.export.vllm import export_medusa
+from models.heads.eagle3 import Eagle3Head
 from models.heads.medusa import MedusaHeads
 from models.target import Target
 
@@ -21,21 +23,22 @@ _READS_DRAFTS = "drafts in parallel from heads that read the drafted tokens"
 _OWN_LAYER = "the recursive mtp head is a copy of the target's own last layer between norms and a projection of ours"
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
-    (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
+    (
+        VLLM,
+        "hydra",
+    ): f"nothing in vLLM {_READS_DRAFTS}; train heads=eagle3 or heads=medusa, which it serves, or {INSTEAD}",
     (VLLM, "mtp"): (
         f"{_OWN_LAYER}, and vLLM loads such a layer only in the layout of a family that ships one (DeepSeek, MiMo, "
-        f"Qwen3-Next and others), none of which is written here; train heads=medusa, which it serves, or {INSTEAD}"
+        f"Qwen3-Next and others), none of which is written here; train heads=eagle3 or heads=medusa, or {INSTEAD}"
     ),
-    (VLLM, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
-    (SGLANG, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
     (SGLANG, "medusa"): (
-        "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); serve them with "
-        f"--to vllm, or {INSTEAD}"
+        "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); train heads=eagle3, "
+        f"which it serves, serve them with --to vllm, or {INSTEAD}"
     ),
-    (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; {INSTEAD}",
+    (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; train heads=eagle3, which it serves, or {INSTEAD}",
     (SGLANG, "mtp"): (
         f"{_OWN_LAYER}: SGLang's EAGLE drafter lacks these norms, and NEXTN loads such a layer only in the layout of a "
-        f"family that ships one, none of which is written here; {INSTEAD}"
+        f"family that ships one, none of which is written here; train heads=eagle3, which it serves, or {INSTEAD}"
     ),
 }
 
@@ -66,8 +69,24 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target) -> str:
         export_hf(checkpoint, load_heads(checkpoint, target, torch.float32), folder)
         return f"{folder} holds the heads and their card; see its README.md for `generate(custom_generate=...)`"
     head = load_heads(checkpoint, target)
+    if isinstance(head, Eagle3Head):
+        return _export_eagle3(head, folder, server)
     assert isinstance(head, MedusaHeads)
     export_medusa(head, folder)
     # All heads draft in vLLM, whatever is asked for.
     options = {"method": "medusa", "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
     return f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"
+
+
+def _export_eagle3(head: Eagle3Head, folder: Path, server: str) -> str:
+    name, count = head.target.get.name, head.num_draft_tokens
+    if server == SGLANG:
+        export_sglang(head, folder)
+        return (
+            f"python -m sglang.launch_server --model-path {name} --speculative-algorithm EAGLE3 "
+            f"--speculative-draft-model-path {folder} --speculative-num-steps {count} --speculative-eagle-topk 1 "
+            f"--speculative-num-draft-tokens {count + 1}"
+        )
+    export_speculators(head, folder)
+    options = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": count}
+    return f"vllm serve {name} --speculative-config '{json.dumps(options)}'"

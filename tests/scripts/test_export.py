@@ -9,6 +9,7 @@ import torch
 
 from models.checkpoint import load_heads, save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
+from models.export.eagle3_served import read_sglang, read_speculators
 from models.export.servers import REFUSALS, SERVERS
 from models.export.vllm import read_medusa
 from models.heads import HEAD_KINDS, HeadOptions, build_head
@@ -48,6 +49,34 @@ def test_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert read_medusa(out).config["dtype"] == "float32"
 
 
+def test_eagle3_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "served"
+    code, printed, _ = run(capsys, checkpoints / "eagle3", out, "--to", "vllm")
+    assert code == 0
+    command, options = printed.split("--speculative-config ")
+    assert command == "vllm serve tiny "
+    assert json.loads(options.strip().strip("'")) == {
+        "method": "eagle3",
+        "model": str(out),
+        "num_speculative_tokens": 3,
+    }
+    assert read_speculators(out).reads == (0, 1, 2)
+
+
+def test_eagle3_to_sglang(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "served"
+    code, printed, _ = run(capsys, checkpoints / "eagle3", out, "--to", "sglang", "--dtype", "bfloat16")
+    assert code == 0
+    assert printed.split() == [
+        *("python", "-m", "sglang.launch_server", "--model-path", "tiny", "--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(out), "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", "4"),
+    ]
+    served = read_sglang(out)
+    assert served.reads == (0, 1, 2)
+    assert {tensor.dtype for tensor in served.tensors.values()} == {torch.bfloat16}
+
+
 def test_in_another_dtype(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, _ = run(capsys, checkpoints / "medusa", tmp_path / "served", "--to", "vllm", "--dtype", "bfloat16")
     assert code == 0
@@ -78,7 +107,7 @@ def test_heads_that_a_server_has_no_place_for(
 
 
 def test_each_server_takes_or_refuses_each_kind() -> None:
-    taken = {("vllm", "medusa"), *(("hf", kind) for kind in HEAD_KINDS)}
+    taken = {("vllm", "medusa"), ("vllm", "eagle3"), ("sglang", "eagle3"), *(("hf", kind) for kind in HEAD_KINDS)}
     assert taken | REFUSALS.keys() == {(server, kind) for server in SERVERS for kind in HEAD_KINDS}
     assert not taken & REFUSALS.keys()
 
