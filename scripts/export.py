@@ -1,7 +1,7 @@
 """`python -m scripts.export CHECKPOINT OUT --to vllm|sglang|hf`: trained heads in a format that others load.
 
-vllm: Medusa heads, and EAGLE-3 heads in the speculators format. sglang: EAGLE-3 heads. Either is checked against our own
-before it ends; the line that it prints serves them. hf: any heads, with a model card, for
+vllm: Medusa heads, and EAGLE-3 heads in the speculators format. sglang: EAGLE-3 heads. Either is checked against our
+own before it ends; the line that it prints serves them. hf: any heads, with a model card, for
 `generate(custom_generate=...)` of a plain transformers script, and for the hub (--push OWNER/NAME).
 """
 

@@ -69,7 +69,7 @@ class ServedEagle3:
 
     @torch.no_grad()
     def logits(self, streams_TX: Tensor, next_ids_T: Tensor, drafted_K: Tensor) -> Tensor:
-        """Raw logits [1 + K, V], float32, -inf outside the draft vocabulary: after a text, and after each drafted token.
+        """Raw logits [1 + K, V], float32, after a text and after each drafted token; -inf outside the draft vocabulary.
 
         streams_TX: of the text's positions, as wide as `fc` reads; next_ids_T: the token behind each of them.
         """

@@ -84,7 +84,7 @@ def test_ours_needs_an_eagle3_checkpoint(work: Path, tmp_path: Path, capsys: pyt
         main(["ours", str(tmp_path)])
     assert "ours needs --checkpoint" in capsys.readouterr().err
     save_heads(tmp_path / "heads", build_head(load(work), HeadOptions("mtp", 2)))
-    with pytest.raises(ValueError, match="holds mtp heads; give the folder of `train.mtp heads=eagle3`"):
+    with pytest.raises(ValueError, match=r"holds mtp heads; give the folder of `train\.mtp heads=eagle3`"):
         main(["ours", str(tmp_path), "--checkpoint", str(tmp_path / "heads"), "--target", str(work / "model")])
 
 
