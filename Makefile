@@ -3,7 +3,7 @@
 PATH := $(or $(VIRTUAL_ENV),$(CURDIR)/.venv)/bin:$(PATH)
 SHELL := /bin/bash
 
-.PHONY: help env test lint format types slow quickstart clean
+.PHONY: help env test lint format types slow docs quickstart clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ types:  ## mypy
 
 slow:  ## the tests that the default suite leaves out
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} pytest -m slow --timeout 3600
+
+docs:  ## write the pages of docs/ that are made from the code (options.md, api.md)
+	python -m scripts.document
 
 quickstart:  ## the whole pipeline on a small real model
 	bash scripts/quickstart.sh

@@ -18,7 +18,7 @@ from omegaconf import MISSING
 from eval.drafters import Drafting, choose_drafters, load_drafters
 from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
 from eval.provenance import describe_run
-from eval.report import render_groups, render_table, row_record, write_json, write_text
+from eval.report import render_groups, render_table, row_record, write_json
 from eval.session import Session, SessionOptions, make_parts, run_session
 from eval.tasks import SPLITS, TASKS, make_groups
 from eval.timing import device_clock
@@ -28,6 +28,7 @@ from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, Draft
 from models.decoding.length_options import FIXED, LengthOptions, check_length, make_length, name_length
 from models.decoding.sampling import SamplingParams
 from models.decoding.verification.options import VerifierOptions, make_rule
+from models.files import write_text
 from models.target import Target, TargetOptions, load_target
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions

@@ -25,7 +25,7 @@ from eval.plots import draw_frontier, require_matplotlib, save_figure
 from eval.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, expand_all, make_points
 from eval.provenance import describe_run
 from eval.questions import SPLITS, TESTBED, Question, load_questions, load_testbed_questions, task_name
-from eval.report import finite, write_json, write_text
+from eval.report import finite, write_json
 from eval.rewards import Reward, RewardOptions, load
 from eval.samples import SamplingPlan, Sitting, run_sitting
 from eval.timing import device_clock
@@ -42,6 +42,7 @@ from models.decoding.drafters.options import (
 from models.decoding.rows import GenerationParams, stream_seed
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer
+from models.files import write_text
 from models.target import Target, TargetOptions
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions

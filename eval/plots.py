@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eval.frontier import Frontier, PointFigures
 from eval.frontier_stats import Estimate, undominated
 from eval.points import DYNAMIC, LOSSLESS, PLAIN, STATIC
-from train.shards import atomic_write
+from models.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from eval.acceptance import Agreement
 from eval.results import Row
 from eval.timing import Spread
 from models.decoding.counters import Counters
-from train.shards import atomic_write
+from models.files import write_text
 
 FORMAT_VERSION = 1
 ABSENT = "–"
@@ -111,13 +111,6 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
         finite({"format_version": FORMAT_VERSION, **record}), indent=1, ensure_ascii=False, allow_nan=False
     )
     write_text(path, text + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all; makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as scratch:
-        scratch.write_text(text, encoding="utf-8")
 
 
 def align(header: Sequence[str], lines: Sequence[Sequence[str]], num_left: int = 1) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eval.provenance import describe_run
-from eval.report import align, write_json, write_text
+from eval.report import align, write_json
 from eval.timing import device_clock, measure, schedule, spread
 from models.decoding.attention import packed_attention
 from models.decoding.cache import RaggedCache
@@ -26,6 +26,7 @@ from models.decoding.rows import GenerationParams, Row
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.decoding.verification.base import Block, Rule
 from models.decoding.verification.options import RULES, VerifierOptions, make_rule
+from models.files import write_text
 from models.target import Target, TargetOptions, load_target
 from train.config import entry
 from train.presets import read_preset

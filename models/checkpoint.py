@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from models.ensemble import EnsembleHead, EnsembleOptions
+from models.files import new_files
 from models.heads import DraftHead, HeadOptions, build_head
 from models.target import Target
 
@@ -127,24 +126,12 @@ def write_files(
 ) -> None:
     """All files, written beside the folder and swapped in when they are whole. texts: others, by name."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    scratch = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
+    written = {CONFIG_NAME: json.dumps(config, indent=1, ensure_ascii=False) + "\n", **(texts or {})}
+    needed = sum(tensor.nbytes for tensor in tensors.values()) + sum(len(text.encode()) for text in written.values())
+    with new_files(folder, last=CONFIG_NAME, needed_bytes=needed) as scratch:
         save_file(tensors, scratch / WEIGHTS_NAME)
-        (scratch / CONFIG_NAME).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, text in (texts or {}).items():
+        for name, text in written.items():
             (scratch / name).write_text(text, encoding="utf-8")
-        _swap_in(scratch, folder, (WEIGHTS_NAME, *(texts or {}), CONFIG_NAME))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _swap_in(scratch: Path, folder: Path, names: Sequence[str]) -> None:
-    """Put the finished files in place one by one, in this order; other files in the folder stay."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        os.replace(scratch / name, folder / name)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class TargetOptions:
     source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
     dtype: bfloat16, float16, float32, or auto (bfloat16, but float32 on a CPU without arithmetic for it, where it is
     some ten times slower). device: auto, cpu, cuda, cuda:1, ...
-    draft: hub name of the usual smaller sibling, for drafters that are separate models. label: short name for folders.
+    draft: hub name or local folder of the usual smaller sibling, for drafters that are separate models. label: short
+    name for folders. revision: branch, tag or commit of the hub's repository. seed: of random weights, and of the
+    testbed's.
     """
 
     name: str = ""

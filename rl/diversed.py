@@ -1,13 +1,14 @@
 """`python -m rl.diversed +model=NAME drafter=model|heads reward=NAME lam=0.1`: train the dynamic ensemble verifier.
 
 Samples under the present head, rewards, updates, and keeps the head that does best on held-out prompts. The same
-command goes on where a stopped run was.
+command goes on where a stopped run was. Several processes (`torchrun -m`) share the completions out, and end as one
+process with as many completions an optimizer step would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,18 +34,23 @@ from models.decoding.sampling import SamplingParams
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.target import TargetOptions, load_target, resolve_device
 from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState
+from rl.measuring import Pair
 from rl.options import RLOptions, rloo_config
 from rl.policy import PolicyOptions
 from rl.prompts import load_datasets, load_testbed_datasets
+from rl.resume import STATE_NAME, flat, require_same_batch, require_same_run
 from rl.rewards.loading import RewardOptions, load_reward
 from rl.rollout import require_temperature_alone
-from rl.trainer import STATE_NAME, DiversedTrainer, Pair
+from rl.sharing import require_same_options
+from rl.trainer import DiversedTrainer
 from rl.trl_parts import StopAfterRollout
+from train.checkpoints import STATE_NAME as TRAINER_STATE_NAME
+from train.checkpoints import last_whole, remove_unfinished
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.jsonl_logger import check_logger, log_callbacks
 from train.provenance import origin
-from train.shards import ShardFolder
+from train.ranks import is_main, join, main_first, told_of_lost_peers
 from train.testbed import ensure_testbed
 from train.trainer import GuardGradients, require_unchanged
 from train.wandb_run import log_artifact
@@ -103,6 +109,8 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
     """Run it all; returns what `metric` names of the best head, for sweeps, or 0 without held-out prompts."""
     policy = check_options(config)
     reward, reward_name = load_reward(config.reward.spec, config.reward.options)
+    folder = Path(config.output_dir)
+    require_same_batch(folder, config.trainer)
     load = load_testbed_datasets if config.model.source == TESTBED else load_datasets
     train, heldout = load(config.data, config.heldout_prompts)
     if len(train) < config.trainer.prompts_of_a_rollout:
@@ -110,11 +118,16 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
             f"there are {len(train)} training prompts, and a rollout takes {config.trainer.prompts_of_a_rollout}: use "
             "more (data.max_prompts), or lower trainer.per_device_train_batch_size"
         )
+    join(resolve_device(config.model.device))
+    require_same_options(flat(asdict(config)))
     set_seed(config.trainer.seed)
-    pair = load_pair(config)
+    with main_first():
+        pair = load_pair(config)
     head = make_head(config, pair)
-    folder = Path(config.output_dir)
-    require_same_run(folder, config, pair)
+    fingerprint = pair.target.fingerprint()
+    made_from = {"holds": "ensemble head", "target": fingerprint, "drafter_fingerprint": pair.record}
+    require_same_run(folder, made_from, defining_options(config))
+    remove_unfinished(folder, (STATE_NAME, TRAINER_STATE_NAME))
     interrupt = StopAfterRollout(config.trainer.updates_of_a_rollout)
     trainer = DiversedTrainer(
         head,
@@ -132,12 +145,11 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
     )
     trainer.require_room(train if heldout is None else [*train, *heldout])
     trainer.try_reward()
-    fingerprint = pair.target.fingerprint()
-    last = last_checkpoint(folder)
+    last = last_whole(folder, (STATE_NAME,))
     if last is not None:
         print(f"going on from {last}")
     try:
-        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        trainer.train(resume_from_checkpoint=last)
     finally:
         interrupt.restore()
     if interrupt.interrupted:
@@ -234,27 +246,20 @@ def make_head(config: DiversedConfig, pair: Pair) -> EnsembleHead:
     return EnsembleHead(options).to(pair.target.device)
 
 
-def require_same_run(folder: Path, config: DiversedConfig, pair: Pair) -> None:
-    """ValueError for a folder that holds a head of other options or another pair: going on would mix the two."""
-    options = asdict(config)
+def defining_options(config: DiversedConfig) -> dict[str, Any]:
+    """What makes a run that run; how many processes do it is no part of it."""
+    options = asdict(replace(config, trainer=config.trainer.as_one_process()))
     for name in ("work_dir", "output_dir", "logger", "log_checkpoint", "metric", "model"):
         options.pop(name)
-    made_from = {"holds": "ensemble head", "target": pair.target.fingerprint(), "drafter_fingerprint": pair.record}
-    ShardFolder(folder, {**made_from, **_flat(options)}, suffix="")
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end."""
-    whole = [
-        path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if (path.parent / STATE_NAME).is_file()
-    ]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return options
 
 
 def finish(trainer: DiversedTrainer, folder: Path) -> dict[str, float]:
     """Measure the best head, export it, and say what came out; returns what was measured."""
     measured = trainer.evaluate() if trainer.eval_dataset is not None else {}
-    save_ensemble(folder, trainer.head, trainer.pair.target, trainer.pair.record, trainer.provenance, trainer.measured)
+    if is_main():
+        target, record = trainer.pair.target, trainer.pair.record
+        save_ensemble(folder, trainer.head, target, record, trainer.provenance, trainer.measured)
     print(f"the head is in {folder} (best of step {trainer.state.best_global_step or trainer.state.global_step})")
     if measured:
         lossless = trainer.run_state.lossless_heldout
@@ -282,17 +287,11 @@ def provenance(config: DiversedConfig) -> dict[str, Any]:
     return {**origin("rl.diversed", ("transformers", "trl")), "config": asdict(config)}
 
 
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
-
-
-@entry(DiversedConfig, "diversed")
+@entry(DiversedConfig, "diversed", many_processes=True)
 def main(config: DiversedConfig) -> float | tuple[float, ...]:
     """Entry point."""
-    return train_verifier(config)
+    with told_of_lost_peers():
+        return train_verifier(config)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,6 @@ class RunState:
     alarm: CollapseAlarm
     # Mean reward and acceptance of lossless decoding on the held-out prompts.
     lossless_heldout: dict[str, float] = field(default_factory=dict)
-    num_micro_steps: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Numbers alone; options come from the command."""
@@ -146,7 +145,6 @@ class RunState:
             "collapse_count": self.alarm.count,
             "num_alarms": self.alarm.num_alarms,
             "lossless_heldout": dict(self.lossless_heldout),
-            "num_micro_steps": self.num_micro_steps,
         }
 
     def load_json(self, values: dict[str, Any]) -> None:
@@ -156,4 +154,3 @@ class RunState:
         self.alarm.count = values["collapse_count"]
         self.alarm.num_alarms = values["num_alarms"]
         self.lossless_heldout = dict(values["lossless_heldout"])
-        self.num_micro_steps = values["num_micro_steps"]

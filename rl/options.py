@@ -1,13 +1,17 @@
-"""What a user sets of the trainer, in trl's words, and trl's configuration made from it."""
+"""What a user sets of the trainer, in trl's words, and trl's configuration made from it.
+
+Batches are given for one process, as trl has them; what makes a run the same run is what all processes do together.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trl import RLOOConfig
 
 from train.jsonl_logger import report_to
+from train.ranks import num_ranks
 
 BEST_METRIC = "eval_objective"
 
@@ -16,11 +20,12 @@ BEST_METRIC = "eval_objective"
 class RLOptions:
     """What a user sets of trl's RLOOConfig, by its names.
 
-    per_device_train_batch_size: completions in a micro-step. steps_per_generation: micro-steps that one rollout is cut
-    into, 0 for gradient_accumulation_steps. num_generations: completions a prompt. num_iterations: update epochs over
-    a rollout. epsilon, epsilon_high: clipping of the importance ratio; epsilon_high 0 is epsilon. max_steps: optimizer
-    steps; 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps, whole rollouts.
-    num_generations_eval: completions of each held-out prompt. rollout_batch_size: rows that decode together, 0 for all.
+    per_device_train_batch_size: completions in a micro-step, of each process. steps_per_generation: micro-steps that
+    one rollout is cut into, 0 for gradient_accumulation_steps. num_generations: completions a prompt. num_iterations:
+    update epochs over a rollout. epsilon, epsilon_high: clipping of the importance ratio; epsilon_high 0 is epsilon.
+    max_steps: optimizer steps; 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps, whole
+    rollouts. num_generations_eval: completions of each held-out prompt. rollout_batch_size: rows that decode together
+    in a process, 0 for all.
     """
 
     max_steps: int = 200
@@ -55,13 +60,29 @@ class RLOptions:
 
     @property
     def prompts_of_a_rollout(self) -> int:
-        """Prompts that are sampled together."""
-        return self.per_device_train_batch_size * self.steps_of_a_rollout // self.num_generations
+        """Prompts that are sampled together, by all processes."""
+        return self.per_device_train_batch_size * self.steps_of_a_rollout * num_ranks() // self.num_generations
 
     @property
     def updates_of_a_rollout(self) -> int:
         """Optimizer steps from one rollout to the next."""
         return self.steps_of_a_rollout * self.num_iterations // self.gradient_accumulation_steps
+
+    @property
+    def completions_of_an_update(self) -> int:
+        """Completions in an optimizer step, of all processes."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * num_ranks()
+
+    def as_one_process(self) -> RLOptions:
+        """The options with which one process does the same without accumulation: what a run is known by."""
+        num_updates = self.steps_of_a_rollout // self.gradient_accumulation_steps
+        return replace(
+            self,
+            per_device_train_batch_size=self.completions_of_an_update,
+            gradient_accumulation_steps=1,
+            steps_per_generation=0 if num_updates == 1 else num_updates,
+            rollout_batch_size=0,
+        )
 
     def check(self) -> None:
         """ValueError for options that do not fit each other."""
@@ -70,11 +91,12 @@ class RLOptions:
                 f"trainer.num_generations={self.num_generations}: must be at least 2, since the other completions of a "
                 "prompt are the baseline of each"
             )
-        size = self.per_device_train_batch_size * self.steps_of_a_rollout
+        size = self.per_device_train_batch_size * self.steps_of_a_rollout * num_ranks()
+        processes = f" * {num_ranks()} processes" if num_ranks() > 1 else ""
         if self.per_device_train_batch_size < 1 or size % self.num_generations:
             raise ValueError(
-                f"a rollout has trainer.per_device_train_batch_size * steps_per_generation = {size} completions: must "
-                f"be a multiple of trainer.num_generations={self.num_generations}"
+                f"a rollout has trainer.per_device_train_batch_size * steps_per_generation{processes} = {size} "
+                f"completions: must be a multiple of trainer.num_generations={self.num_generations}"
             )
         if self.steps_of_a_rollout % self.gradient_accumulation_steps:
             raise ValueError(
@@ -102,7 +124,7 @@ class RLOptions:
 
 def rloo_config(options: RLOptions, folder: Path, device: str, has_heldout: bool, logger: str) -> RLOOConfig:
     """trl's configuration, with all that has to be otherwise than its defaults."""
-    return RLOOConfig(
+    config = RLOOConfig(
         output_dir=str(folder),
         max_steps=options.max_steps or -1,
         num_train_epochs=options.num_train_epochs,
@@ -139,4 +161,9 @@ def rloo_config(options: RLOptions, folder: Path, device: str, has_heldout: bool
         bf16=False,  # a head in bf16 loses the updates that are smaller than its spacing
         gradient_checkpointing=False,
         disable_tqdm=None,
+        ddp_find_unused_parameters=False,
     )
+    # Otherwise each process would train by itself, in silence, and write over what the others write.
+    found = config.world_size
+    assert found == num_ranks(), f"{num_ranks()} processes were started, and transformers sees {found}"
+    return config

@@ -82,13 +82,14 @@ class VerifiedTokens:
 
 @dataclass(frozen=True)
 class PolicyStats:
-    """What an update saw: scalars, without gradient, on the device. Means over tokens."""
+    """What an update saw: scalars, without gradient, on the device. Means over tokens, 0 where there are none."""
 
     weight: Tensor  # w
     acceptance: Tensor  # 1 - TV(q, nu)
     entropy: Tensor  # of the verdict [nats]
     log_ratio: Tensor  # log pi - log pi_old
     clipped: Tensor  # share of tokens without a score, because their ratio is out of range
+    num_tokens: int
 
 
 def token_logprob(w: Tensor, p_y: Tensor, q_y: Tensor) -> Tensor:
@@ -174,8 +175,12 @@ def surrogate(
     baseline_N: Tensor,
     options: PolicyOptions,
     old_logprob_N: Tensor | None = None,
+    num_sequences: float | None = None,
 ) -> tuple[Tensor, PolicyStats]:
     """A scalar whose gradient with respect to w is minus the estimate of grad J, averaged over the S sequences.
+
+    num_sequences: what the sum over sequences is divided by, S where it is None. Parts of a batch, each divided by the
+    mean number of sequences of a part, have the batch's own gradient as the mean of theirs, however uneven they are.
 
     w_N: requires grad. reward_S: float. baseline_N: see `baselines`; zeros do too. old_logprob_N: `logprobs` under the
     w that drew the tokens; None: the present ones. The value itself means nothing.
@@ -197,13 +202,14 @@ def surrogate(
     # What a place adds to A is decided before its token is drawn, so token by token it has no ratio of its own.
     trust_N = ratio_N if options.ratio == "sequence" else torch.ones_like(ratio_N)
     share_N = trust_N.masked_fill(is_low_N | is_high_N, 0.0) / _counts(tokens, len(reward_S))[tokens.sequence_N]
-    loss = -(score_N + share_N * bonuses(w_N, tokens, options)).sum() / len(reward_S)
+    loss = -(score_N + share_N * bonuses(w_N, tokens, options)).sum() / (num_sequences or len(reward_S))
     return loss, _stats(w_N.detach(), tokens, log_ratio_N, is_clipped_N)
 
 
 def _stats(w_N: Tensor, tokens: VerifiedTokens, log_ratio_N: Tensor, is_clipped_N: Tensor) -> PolicyStats:
     means = (w_N, acceptance(w_N, tokens.tv_N), verdict_entropy(w_N, tokens.tv_N), log_ratio_N, is_clipped_N.float())
-    return PolicyStats(*(values.mean() for values in means))
+    weight, accepted, entropy, log_ratio, clipped = (values.sum() / max(len(w_N), 1) for values in means)
+    return PolicyStats(weight, accepted, entropy, log_ratio, clipped, len(w_N))
 
 
 def _sums(values_N: Tensor, tokens: VerifiedTokens, num_sequences: int) -> Tensor:

@@ -7,9 +7,9 @@ come from p whatever the head says: nothing is recorded of them.
 Shape suffixes: B rows, K drafted tokens, V vocabulary, N verified tokens of a completion, F features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from rl.policy import VerifiedTokens
 class Weigher(Protocol):
     """What gives each drafted place its weight w: `models.ensemble.EnsembleHead`, or `FixedWeight`."""
 
+    num_features: int  # F
+
     def features(self, block: Block) -> Tensor:
         """What w depends on, [B, K, F]; entry k knows nothing of drafted token k or what follows it."""
         ...
@@ -38,6 +40,8 @@ class Weigher(Protocol):
 
 class FixedWeight:
     """The same w everywhere, and no features; w = 1 is lossless."""
+
+    num_features = 0
 
     def __init__(self, target_weight: float) -> None:
         self.target_weight = target_weight
@@ -103,17 +107,20 @@ def sample_rollouts(
     params: GenerationParams,
     seed: int,
     max_batch_size: int | None = None,
+    first: int = 0,
 ) -> list[Rollout]:
     """num_samples completions of each prompt, those of one prompt side by side, at most max_batch_size at a time.
 
-    Completion i depends on its prompt, the params, and (seed, i) alone. Tensors are copies on the target's device.
+    Completion i depends on its prompt, the params, and (seed, first + i) alone: by `first`, calls that share a list of
+    completions out sample what one call would. Tensors are copies on the target's device.
     ValueError for params other than a temperature above 0 (see `require_temperature_alone`), and as `Decoder` has it.
     """
     require_temperature_alone(params)
     repeated = [list(prompt) for prompt in prompts for _ in range(num_samples)]
-    recorder = _Recorder(head, len(repeated))
+    recorder = _Recorder(head, len(repeated), target.device)
     decoder = Decoder(target, drafter, num_draft_tokens, DynamicEnsemble(recorder.weigh))
-    results = decoder.generate(repeated, replace(params, seed=seed), max_batch_size, on_block=recorder.on_block)
+    params = replace(params, seed=seed, first_stream=first)
+    results = decoder.generate(repeated, params, max_batch_size, on_block=recorder.on_block)
     return recorder.rollouts(results)
 
 
@@ -130,12 +137,20 @@ class _Verified:
     places_N: Tensor
     weights_N: Tensor
 
+    @classmethod
+    def nothing(cls, num_features: int, device: torch.device) -> "_Verified":
+        """Of a call in which no token was drafted."""
+        none_N, floats_N = torch.empty(0, dtype=torch.long, device=device), torch.empty(0, device=device)
+        features_NF = torch.empty(0, num_features, device=device)
+        return cls(none_N, features_NF, floats_N, floats_N, floats_N, none_N.bool(), none_N, floats_N)
+
 
 class _Recorder:
     """Gives the decoder its weights, and keeps what belongs to every verified token that was emitted."""
 
-    def __init__(self, head: Weigher, num_rows: int) -> None:
+    def __init__(self, head: Weigher, num_rows: int, device: torch.device) -> None:
         self.head = head
+        self.device = device
         self._lengths = [1] * num_rows  # tokens emitted before the row's next block: the prompt's own pass gave one
         self._weighed: tuple[Block, Tensor, Tensor] | None = None
         self._blocks: list[_Verified] = []
@@ -183,10 +198,7 @@ class _Recorder:
     def rollouts(self, results: Sequence[DecodeResult]) -> list[Rollout]:
         """One for each result, in their order."""
         if not self._blocks:
-            raise ValueError(
-                "no rollout drafted a single token: each completion ended with its first or second one; raise "
-                "max_completion_length, or check the prompts"
-            )
+            self._blocks.append(_Verified.nothing(self.head.num_features, self.device))
         names = [name for name in _Verified.__dataclass_fields__ if name != "rows_N"]
         rows_N = torch.cat([block.rows_N for block in self._blocks])
         order_N = rows_N.argsort(stable=True)
@@ -209,6 +221,34 @@ class _Recorder:
             )
             for row, result in enumerate(results)
         ]
+
+
+def without_tokens(rollout: Rollout) -> Rollout:
+    """The completion without anything verified: an update takes nothing from it."""
+    return _map_tensors(rollout, lambda tensor: tensor[:0])
+
+
+def without_features(rollout: Rollout) -> Rollout:
+    """The completion without what the head saw, the bulk of it, on the CPU: what other processes get to know."""
+    # A new tensor: with a slice, all that it is a slice of would be sent.
+    none_NF = rollout.features_NF.new_empty(len(rollout.p_N), 0)
+    return _map_tensors(replace(rollout, features_NF=none_NF), Tensor.cpu)
+
+
+def _map_tensors(rollout: Rollout, change: Callable[[Tensor], Tensor]) -> Rollout:
+    tensors: dict[str, Any] = {
+        name: change(value) for name, value in vars(rollout).items() if isinstance(value, Tensor)
+    }
+    return replace(rollout, **tensors)
+
+
+def require_verified(rollouts: Sequence[Rollout]) -> None:
+    """ValueError where the ensemble had nothing to judge in any of these."""
+    if not any(len(rollout.p_N) for rollout in rollouts):
+        raise ValueError(
+            "no rollout drafted a single token: each completion ended with its first or second one; raise "
+            "trainer.max_completion_length, or check the prompts"
+        )
 
 
 def stack_features(rollouts: Sequence[Rollout]) -> Tensor:

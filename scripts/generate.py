@@ -177,7 +177,7 @@ def _as_prompt(text: str, is_raw: bool) -> Prompt:
     return Prompt("prompt", "chat", messages=({"role": "user", "content": text},))
 
 
-def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.generate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -208,7 +208,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar=("NAME", "OPTION=VALUE"),
         help=f"the rule that judges drafts ({', '.join(RULES)}), and its options, such as distance_budget=2",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--max-new-tokens", type=int, default=256, help="most tokens of the answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     parser.add_argument("--top-k", type=int, default=0, help="0 is off")
     parser.add_argument("--top-p", type=float, default=1.0, help="1 is off")
@@ -217,13 +217,18 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--frequency-penalty", type=float, default=0.0, help="per occurrence in the output; 0 is off")
     parser.add_argument("--presence-penalty", type=float, default=0.0, help="for any occurrence there; 0 is off")
     parser.add_argument("--no-repeat-ngram-size", type=int, default=0, metavar="N", help="0 is off")
-    parser.add_argument("--min-new-tokens", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--min-new-tokens", type=int, default=0, help="tokens before an EOS may come")
+    parser.add_argument("--seed", type=int, default=0, help="of a sampled answer")
     parser.add_argument("--target", help="hub name, local folder or file in conf/model, if not the checkpoint's own")
-    parser.add_argument("--dtype", choices=(AUTO, *DTYPES))
+    parser.add_argument("--dtype", choices=(AUTO, *DTYPES), help="of the target")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
-    return parser.parse_args(words)
+    return parser
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, read."""
+    return make_parser().parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -18,9 +18,12 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests.docs.pages import PAGES
+
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
+WRITTEN = "\n".join(path.read_text() for path in PAGES)
 LAYERS = ["scripts", "(rl) | eval", "train", "models"]
 HEAVY_FOR_INFERENCE = {"datasets", "deepspeed", "hydra", "omegaconf", "trl", "wandb"}
 
@@ -30,7 +33,7 @@ def find_packages() -> set[str]:
     return {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
 
 
-# ---- commands in the README ----
+# ---- commands in the README and in docs/ (tests/docs runs them) ----
 
 
 def find_commands(text: str) -> list[list[str]]:
@@ -63,15 +66,15 @@ def find_dangling(words: list[str], root: Path) -> Iterator[str]:
     for word in words:
         group, equals, value = word.lstrip("+").partition("=")
         folder = root / "conf" / group
-        if equals and re.fullmatch(r"[a-z_]+", group) and value and re.fullmatch(r"\w+", value):
+        if equals and re.fullmatch(r"[a-z_]+", group) and value != "NAME" and re.fullmatch(r"\w+", value):
             if word.startswith("+") and not folder.is_dir():
                 yield f"group conf/{group}"
             elif folder.is_dir() and not (folder / f"{value}.yaml").is_file():
                 yield f"option {group}={value}"
 
 
-@pytest.mark.parametrize("words", find_commands(README), ids=" ".join)
-def test_readme_command_refers_to_what_exists(words: list[str]) -> None:
+@pytest.mark.parametrize("words", find_commands(WRITTEN), ids=" ".join)
+def test_command_refers_to_what_exists(words: list[str]) -> None:
     assert list(find_dangling(words, ROOT)) == []
 
 

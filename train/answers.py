@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,39 @@ from tqdm import tqdm
 from models.decoding.decoder import Decoder
 from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams
+from models.files import atomic_write
 from models.target import Target
+from train.completions import ServedModel, check_url
 from train.data import DataOptions, dedupe, render_prompt
 from train.prompts.record import Prompt
-from train.ranks import is_main, is_mine, wait_for_all
-from train.shards import ShardFolder, atomic_write, read_manifest
+from train.ranks import is_main, is_mine, main_first, wait_for_all
+from train.served_answers import ask_all, greet
+from train.shards import ShardFolder, read_manifest
 
 SUFFIX = ".jsonl"
-ENGINES = ("target", "data")
+TARGET, SERVER, DATA = "target", "server", "data"
+ENGINES = (TARGET, SERVER, DATA)
+# Options that say how a server is spoken to, and nothing of what it answers.
+WAYS_OF_ASKING = ("url", "served_model", "timeout_s", "patience_s")
 
 
 @dataclass
 class AnswerOptions:
     """Where answers come from, and how the target writes them.
 
-    engine: target (it answers every prompt) or data (the data's own answers are the text, and nothing is generated).
-    temperature 0 is greedy. shard_prompts: prompts a file, the most that a stopped run does twice. batch_size:
-    sequences in flight. max_prompt_tokens: longer prompts are left out, and counted.
+    engine: target (it answers every prompt), server (the same model, served by vLLM, SGLang or the like at `url`), or
+    data (the data's own answers are the text, and nothing is generated). temperature: 0 is greedy. shard_prompts:
+    prompts a file, the most that a stopped run does twice. batch_size: sequences, or requests to a server, in flight.
+    max_prompt_tokens: longer prompts are left out, and counted. max_new_tokens: most tokens of an answer.
+    top_k: tokens are drawn among so many likeliest ones; 0 for all. top_p: tokens are drawn among the likeliest ones
+    that have this probability together; 1 for all. min_p: tokens below this share of the likeliest one's probability
+    are not drawn; 0 for all. seed: of sampled answers.
+    url: a server's address, such as http://localhost:8000/v1. served_model: its name for the target, where that is
+    another than model.name. timeout_s: how long one answer may take. patience_s: how long a server that fails is asked
+    again before the run stops.
     """
 
-    engine: str = "target"
+    engine: str = TARGET
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -46,6 +59,10 @@ class AnswerOptions:
     batch_size: int = 64
     shard_prompts: int = 256
     seed: int = 0
+    url: str = ""
+    served_model: str = ""
+    timeout_s: float = 600.0
+    patience_s: float = 300.0
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -53,6 +70,17 @@ class AnswerOptions:
         for name in ("max_new_tokens", "max_prompt_tokens", "batch_size", "shard_prompts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"answers.{name}={getattr(self, name)} must be at least 1")
+        if self.timeout_s <= 0 or self.patience_s < 0:
+            raise ValueError(
+                f"answers.timeout_s={self.timeout_s} must be positive, "
+                f"and answers.patience_s={self.patience_s} 0 or more"
+            )
+        if self.engine == SERVER:
+            check_url(self.url)
+        elif self.url or self.served_model:
+            raise ValueError(
+                f"answers.url and answers.served_model are for answers.engine=server; answers.engine is {self.engine!r}"
+            )
 
     def sampling(self) -> SamplingParams:
         """How the target samples."""
@@ -84,19 +112,30 @@ def answer_prompts(
         raise ValueError(
             f"data.source={data.source}: no prompt is left to answer; check data.tasks, data.languages and the limits"
         )
-    store = ShardFolder(folder, _manifest(target, rendered, options), SUFFIX)
+    manifest = _manifest(target, rendered, options)
+    if options.engine == SERVER:
+        with main_first():  # nothing is written before the server has been found to be the right one
+            served = _require_server(target, rendered, options, folder, manifest)
+    store = ShardFolder(folder, manifest, SUFFIX)
     size = options.shard_prompts
-    num_shards = -(-len(rendered) // size)
-    missing = [index for index in store.missing(num_shards) if is_mine(index)]
-    done = len(rendered) - sum(len(rendered[index * size : (index + 1) * size]) for index in missing)
-    decoder = Decoder(target)
+    shards = [rendered[start : start + size] for start in range(0, len(rendered), size)]
+    missing = [index for index in store.missing(len(shards)) if is_mine(index)]
+    done = len(rendered) - sum(len(shards[index]) for index in missing)
     is_quiet = not missing or not is_main()
     with tqdm(total=len(rendered), initial=done, desc="answering prompts", unit="prompt", disable=is_quiet) as bar:
-        for index in missing:
-            answers = _answer_shard(decoder, rendered[index * size : (index + 1) * size], options, index, bar)
-            with atomic_write(store.path(index)) as path:
-                write_answers(path, answers)
+        if options.engine == SERVER and missing:
+            assert served is not None
+            _ask_for_shards(target, served, shards, missing, options, store, bar)
+        elif missing:
+            decoder = Decoder(target)
+            for index in missing:
+                _write_shard(store, index, _answer_shard(decoder, shards[index], options, index, bar))
     wait_for_all()
+
+
+def _write_shard(store: ShardFolder, index: int, answers: Iterable[Answer]) -> None:
+    with atomic_write(store.path(index)) as path:
+        write_answers(path, answers)
 
 
 def render_unique(
@@ -126,18 +165,65 @@ def _answer_shard(
     results = decoder.generate(
         [rendered[i][1] for i in order], params, options.batch_size, on_done=lambda *_: bar.update()
     )
-    answers = {
-        i: Answer(
-            rendered[i][0].id,
-            rendered[i][0].task,
-            rendered[i][0].split,
-            rendered[i][1],
-            result.tokens,
-            result.finish_reason,
-        )
-        for i, result in zip(order, results, strict=True)
-    }
-    return [answers[i] for i in range(len(rendered))]
+    given = dict(zip(order, ((result.tokens, result.finish_reason) for result in results), strict=True))
+    return _with_answers(rendered, given)
+
+
+def _with_answers(
+    rendered: Sequence[tuple[Prompt, list[int]]], given: Mapping[int, tuple[list[int], str]]
+) -> list[Answer]:
+    """The records of a shard, from what was answered to each of its rows."""
+    return [
+        Answer(prompt.id, prompt.task, prompt.split, prompt_ids, *given[row])
+        for row, (prompt, prompt_ids) in enumerate(rendered)
+    ]
+
+
+def _require_server(
+    target: Target,
+    rendered: Sequence[tuple[Prompt, list[int]]],
+    options: AnswerOptions,
+    folder: Path,
+    manifest: dict[str, Any],
+) -> ServedModel | None:
+    """The model to ask; None where every answer is there, and the server may have gone long ago."""
+    num_shards = -(-len(rendered) // options.shard_prompts)
+    if read_manifest(folder) is not None and not ShardFolder(folder, manifest, SUFFIX).missing(num_shards):
+        return None
+    return greet(target, [ids for _, ids in rendered], options)
+
+
+def _ask_for_shards(
+    target: Target,
+    served: ServedModel,
+    shards: Sequence[Sequence[tuple[Prompt, list[int]]]],
+    missing: Sequence[int],
+    options: AnswerOptions,
+    store: ShardFolder,
+    bar: tqdm,
+) -> None:
+    """Ask for what is missing, over the borders of shards; each is written when its last answer is there."""
+    size = options.shard_prompts
+    given: dict[int, dict[int, tuple[list[int], str]]] = {index: store.journal(index).read() for index in missing}
+
+    def write_if_whole(index: int) -> None:
+        if len(given[index]) == len(shards[index]):
+            _write_shard(store, index, _with_answers(shards[index], given.pop(index)))
+            store.journal(index).remove()
+
+    def take(number: int, ids: list[int], finish_reason: str) -> None:
+        index, row = divmod(number, size)
+        store.journal(index).add(row, (ids, finish_reason))
+        given[index][row] = (ids, finish_reason)
+        bar.update()
+        write_if_whole(index)
+
+    numbers = [index * size + row for index in missing for row in range(len(shards[index])) if row not in given[index]]
+    bar.update(sum(map(len, given.values())))
+    for index in missing:
+        write_if_whole(index)
+    prompts = [ids for shard in shards for _, ids in shard]
+    ask_all(served, target, prompts, numbers, options, take)
 
 
 def write_answers(path: Path, answers: Iterable[Answer]) -> None:
@@ -173,6 +259,8 @@ def read_answers(folder: Path) -> list[Answer]:
 
 def _manifest(target: Target, rendered: Sequence[tuple[Prompt, list[int]]], options: AnswerOptions) -> dict[str, Any]:
     prompts = hashlib.sha256(repr([(prompt.split, ids) for prompt, ids in rendered]).encode()).hexdigest()[:16]
+    # A server mixes our requests with others as it likes: how many are in flight at once decides nothing.
+    left_out = (*WAYS_OF_ASKING, "batch_size") if options.engine == SERVER else WAYS_OF_ASKING
     return {
         "holds": "answers",
         "target": target.name,
@@ -181,5 +269,6 @@ def _manifest(target: Target, rendered: Sequence[tuple[Prompt, list[int]]], opti
         "tokenizer_fingerprint": target.tokenizer_fingerprint(),
         "prompts_fingerprint": prompts,
         "num_prompts": len(rendered),
-        **asdict(options),
+        **{name: value for name, value in asdict(options).items() if name not in left_out},
+        **({"served_model": options.served_model or target.name} if options.engine == SERVER else {}),
     }

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import wraps
+from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
 import hydra
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from train.presets import CONF, preset_names
-from train.ranks import is_main, num_ranks, rank
+from train.ranks import is_main, num_ranks, rank, take_up_launcher
 from train.wandb_run import wandb_run
 
 # Set to 1, a user's error is shown with its traceback.
@@ -62,6 +63,15 @@ def words_of_rank(words: Sequence[str]) -> list[str]:
     return kept if is_main() else [*kept, *WRITES_NOTHING]
 
 
+def _started_as(main: Callable[[Any], Any]) -> str | None:
+    """The module's own name where `python -m` has loaded it as __main__.
+
+    A launcher that sends a command to other machines, as submitit does, sends its functions by their module's name.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if main.__module__ == "__main__" and spec is not None else None
+
+
 @contextmanager
 def quiet_unless_main() -> Iterator[None]:
     """Prints of all processes but the first go nowhere; their errors, on the other stream, are told."""
@@ -87,6 +97,7 @@ def entry(
     def decorate(main: Callable[[T], Any]) -> Callable[[], Any]:
         def run(cfg: DictConfig) -> Any:
             try:
+                take_up_launcher()
                 config = checked(cfg, schema)
                 if num_ranks() > 1 and not many_processes:
                     raise ValueError(
@@ -108,6 +119,8 @@ def entry(
 
         @wraps(main)
         def command() -> Any:
+            if (spec := _started_as(main)) is not None:
+                return getattr(import_module(spec), main.__name__)()
             sys.argv[1:] = words_of_rank(sys.argv[1:])
             return wrapped()
 

@@ -24,12 +24,20 @@ LANGUAGES = ("en", "ko")
 
 @dataclass
 class DataOptions:
-    """The `data` group of the configuration. Empty strings and lists mean "not set", 0 prompts means all."""
+    """The `data` group of the configuration. Empty strings and lists mean "not set".
+
+    source: where prompts come from, by the names of the group's files. dataset: name on the hub; for the known sets it
+    and the columns override what is known. dataset_config: which of its configurations. dataset_split: which of its
+    splits. prompt_column: the column of prompts. answer_column: the column of answers; without one there are none.
+    max_prompts: so many of the shuffled prompts, both splits together; 0 for all. seed: of generated prompts and of the
+    order. heldout_fraction: share of the prompts that is never trained on. tasks: prompts of these tasks alone; empty
+    for all. languages: en, ko or both, of generated prompts. sources: what `mixed` puts together, in proportion to
+    their sizes.
+    """
 
     source: str = "instructions"
     # A local JSONL file or folder, read in place of the hub (gsm8k, mbpp, ...) or of Python's own library (stdlib).
     path: str = ""
-    # Which dataset of the hub and which columns of it; for the known sets these override what is known.
     dataset: str = ""
     dataset_config: str = ""
     dataset_split: str = ""
@@ -40,10 +48,8 @@ class DataOptions:
     max_prompts: int = 0
     seed: int = 0
     heldout_fraction: float = 0.1
-    # Keep only prompts of these tasks, and of these languages of the generated prompts.
     tasks: list[str] = field(default_factory=list)
     languages: list[str] = field(default_factory=lambda: ["en", "ko"])
-    # The sources that `mixed` puts together, in proportion to their sizes.
     sources: list[str] = field(default_factory=list)
     # Passed to the chat template, for instance {enable_thinking: false}.
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

@@ -27,9 +27,13 @@ def check_deepspeed(options: Mapping[str, Any]) -> None:
         raise ValueError(
             "deepspeed=zero1|zero2 needs a package that is not installed: pip install 'foretoken[deepspeed]'"
         )
-    stage = options.get("zero_optimization", {}).get("stage", 0)
-    if stage > LAST_STAGE:
+    if (stage := zero_stage(options)) > LAST_STAGE:
         raise ValueError(f"deepspeed.zero_optimization.stage={stage}: draft heads train under stages 0 to {LAST_STAGE}")
+
+
+def zero_stage(options: Mapping[str, Any]) -> int:
+    """Which ZeRO stage is asked for; 0 where nothing is split, with deepspeed or without."""
+    return int(options.get("zero_optimization", {}).get("stage", 0))
 
 
 def complete(options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -34,10 +34,11 @@ class DistillOptions:
     """What the draft learns from, and what of it is trained.
 
     loss: kl, reverse_kl, tv or jsd; jsd_beta: the target's weight b in jsd. on_policy: share of the batches whose
-    answers the draft writes itself, anew each time (0: the given text alone, 1: never), at on_policy_temperature.
+    answers the draft writes itself, anew each time (0: the given text alone, 1: never). on_policy_temperature: of what
+    it writes.
     train_embeddings: embeddings and output head, too; frozen they stay the starting model's. num_draft_tokens: length
-    of the blocks in the held-out simulation. max_heldout: held-out texts that are used, 0 for all. chunk_elements:
-    logits held at once (float32).
+    of the blocks in the held-out simulation. max_heldout: held-out texts that are used, 0 for all.
+    chunk_elements: logits held at once (float32).
     """
 
     loss: str = "kl"

@@ -6,8 +6,6 @@ tensors alone), and its export as a folder that transformers reads.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.decoding.drafters.model import ModelDrafter, load_draft
+from models.files import new_files
 from models.target import Target, TargetOptions
 from train.distill_cut import CutOptions, cut_layers
 from train.lora import LoraOptions, add_lora
@@ -64,15 +63,9 @@ class Student(nn.Module):
         if self._adapted is not None:
             self.model = self._adapted.merge_and_unload()
             self._adapted = None
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f".export.{os.getpid()}.partial"
-        try:
+        with new_files(folder, last="config.json") as scratch:
             self.model.to(dtype).save_pretrained(scratch)
             self.view.tokenizer.save_pretrained(scratch)
-            for path in sorted(scratch.iterdir()):
-                os.replace(path, folder / path.name)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def start_draft(target: Target, options: TargetOptions, cut: CutOptions) -> Target:

@@ -14,10 +14,11 @@ from typing import Any
 
 from omegaconf import MISSING
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
+from models.files import write_text
 from models.target import Target, TargetOptions, load_target
 from train.answers import AnswerOptions
+from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.distill import DistillOptions
@@ -30,7 +31,7 @@ from train.hidden_cache import CacheOptions, split_rows
 from train.jsonl_logger import check_logger, log_callbacks
 from train.lora import LoraOptions
 from train.provenance import origin
-from train.shards import atomic_write, require_same_run
+from train.shards import require_same_run
 from train.texts import load_texts
 from train.trainer import (
     GuardGradients,
@@ -119,8 +120,7 @@ def train_draft(config: DraftConfig) -> float:
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """How the draft in `folder` came about and what it measured, beside its weights."""
-    with atomic_write(folder / RECORD) as path:
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def _tell(stage: str, found: Measured) -> Measured:
@@ -141,7 +141,7 @@ def _exported_options(target: Target, folder: Path) -> TargetOptions:
 
 def _fit(trainer: DistillTrainer, folder: Path) -> None:
     """Train, from the last checkpoint where there is one. A non-finite loss keeps the weights of the last good step."""
-    last = get_last_checkpoint(str(folder))
+    last = last_whole(folder)
     if last:
         print(f"going on from {last}")
     try:

@@ -17,6 +17,8 @@ from train.targets import supervised
 
 # Batches are cut from runs of this many batches' worth of examples sorted by length: little padding, and still random.
 BUCKET_BATCHES = 16
+# What the sampler gives where an epoch's examples do not fill the last batches of all processes.
+BLANK = -1
 
 
 def from_answers(answers: Sequence[Answer]) -> list[Example]:
@@ -97,6 +99,24 @@ class OnlineRows(Dataset[Row]):
         return Row(torch.tensor(example.input_ids), torch.tensor(example.loss_mask))
 
 
+class WithBlanks(Dataset[Row]):
+    """Rows, and at index BLANK one that is answer nowhere: what it is put in to fill up adds nothing to a loss."""
+
+    def __init__(self, rows: OnlineRows | Dataset[Row]) -> None:
+        self.rows = rows
+        self.lengths: list[int] = rows.lengths  # type: ignore[union-attr]
+        self._shortest = min(range(len(self.lengths)), key=self.lengths.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        if index != BLANK:
+            return self.rows[index]
+        row = self.rows[self._shortest]
+        return replace(row, loss_mask=torch.zeros_like(row.loss_mask))
+
+
 def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
     """Right-padded batch.
 
@@ -118,13 +138,18 @@ def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
 
 
 class BucketSampler(Sampler[int]):
-    """A random order in which neighbours have like lengths. Depends on seed and epoch alone, so that a resumed run sees
-    exactly what an uninterrupted one would have seen."""
+    """A random order in which neighbours have like lengths. Depends on batch size, seed and epoch alone, so that a
+    resumed run sees exactly what an uninterrupted one would have seen.
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+    batch_size: examples of an optimizer step. multiple: the epoch is filled up with BLANK to whole batches of so many,
+    which several processes need; otherwise they would be filled up with examples, and these seen twice.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, multiple: int = 1) -> None:
         self.lengths = list(lengths)
         self.batch_size = batch_size
         self.seed = seed
+        self.num_blanks = -len(self.lengths) % multiple
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -132,7 +157,7 @@ class BucketSampler(Sampler[int]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.lengths) + self.num_blanks
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
@@ -145,4 +170,4 @@ class BucketSampler(Sampler[int]):
         # A short batch stays last: the loader cuts batches by counting.
         tail = [batches.pop()] if batches and len(batches[-1]) < self.batch_size else []
         shuffled = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-        return (index for batch in shuffled + tail for index in batch)
+        return (index for batch in [*shuffled, *tail, [BLANK] * self.num_blanks] for index in batch)

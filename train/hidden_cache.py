@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from models.files import atomic_write, require_disk
 from models.target import Target
 from train.data import Example
 from train.examples import OnlineRows, Row
 from train.ranks import is_main, is_mine, wait_for_all
-from train.shards import ShardFolder, atomic_write, require_disk
+from train.shards import ShardFolder
 
 SUFFIX = ".safetensors"
 # Positions whose full logits are held at once while normalisers are made.
@@ -98,7 +99,8 @@ def build_cache(
     with tqdm(total=total, initial=total - to_do, desc="hidden states", unit="tok", disable=is_quiet) as bar:
         for index in mine:
             tensors = _shard_tensors(target, shards[index], options.batch_tokens, with_normaliser, reads, bar)
-            with atomic_write(store.path(index)) as path:
+            needed = cache_bytes(target, shards[index], with_normaliser, reads)
+            with atomic_write(store.path(index), needed) as path:
                 save_file(tensors, path)
     wait_for_all()
     return CachedRows(examples, [store.path(index) for index in range(len(shards))], size)

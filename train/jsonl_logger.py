@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from models.files import telling_full, write_text
+
 WANDB, NO_LOGGER = "wandb", "none"
 LOGGERS = ("jsonl", "tensorboard", WANDB, NO_LOGGER)
 
@@ -44,10 +46,9 @@ class JsonlLogger(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         old = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
         kept = [line for line in old if _step(line) <= state.global_step] if state.global_step else []
-        self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        write_text(self.path, "".join(line + "\n" for line in kept))
 
     def on_log(
         self,
@@ -58,8 +59,9 @@ class JsonlLogger(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if state.is_world_process_zero and logs:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+            line = json.dumps({"step": state.global_step, **logs}) + "\n"
+            with telling_full(self.path, len(line)), self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
 
 
 def _step(line: str) -> float:

@@ -32,8 +32,11 @@ MAX_CHUNK_ELEMENTS = 2**22
 
 @dataclass
 class LossOptions:
-    """Weights of the four losses, and beta: head k's weight is beta^(k-1), normalised to sum 1.
+    """Weights of the four losses, which the module describes, and of the heads.
 
+    ce: weight of cross-entropy on the text. kl: weight of the forward KL to the target's distribution. tv: weight of
+    the total variation. lk: weight of minus the logarithm of the overlap. beta: head k counts beta^(k-1), normalised to
+    sum 1.
     chunk_elements: logits held at once (float32); peak memory is a few times this, whatever K and V are.
     """
 

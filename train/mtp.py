@@ -12,12 +12,12 @@ from typing import Any
 
 from omegaconf import MISSING
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
 from models.target import TargetOptions, load_target, resolve_device
 from train.answers import AnswerOptions
+from train.checkpoints import last_whole, remove_unfinished
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
 from train.deepspeed_options import check_deepspeed
@@ -27,6 +27,7 @@ from train.jsonl_logger import check_logger, log_callbacks
 from train.losses import LossOptions
 from train.provenance import origin
 from train.ranks import is_main, join, main_first
+from train.resume import MARK, MarkWhole, require_resumable, trained_with
 from train.shards import require_same_run
 from train.texts import load_texts
 from train.trainer import (
@@ -74,11 +75,12 @@ def train_heads(config: MTPConfig) -> float:
     check_logger(config.logger, config.log_checkpoint)
     check_deepspeed(config.deepspeed)
     set_seed(config.trainer.seed)
+    folder = Path(config.paths.heads)
+    require_resumable(folder, config.trainer, config.deepspeed)
     join(resolve_device(config.model.device))
     with main_first():
         target = load_target(config.model)
     fingerprint = target.fingerprint()
-    folder = Path(config.paths.heads)
     # Options that do not fit show here, and not after hours of answering prompts.
     build_head(target, replace(config.heads, own_output_head=False))
     arguments = training_arguments(config.trainer, folder, target.device.type, config.logger, config.deepspeed)
@@ -86,10 +88,11 @@ def train_heads(config: MTPConfig) -> float:
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )
     made_from = {"holds": "heads", "target_fingerprint": fingerprint, "text_fingerprint": digest}
-    require_same_run(folder, made_from, heads=config.heads, loss=config.loss, trainer=config.trainer)
+    require_same_run(folder, made_from | trained_with(config.trainer), heads=config.heads, loss=config.loss)
     draft_vocab = most_frequent_tokens(train, config.heads.draft_vocab_size, target.vocab_size)
     head = build_head(target, config.heads, draft_vocab)
-    last = get_last_checkpoint(str(folder))
+    remove_unfinished(folder, (MARK,))
+    last = last_whole(folder, (MARK,))
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))
     train_rows, heldout_rows = split_rows(
@@ -106,6 +109,7 @@ def train_heads(config: MTPConfig) -> float:
         callbacks=[
             GuardGradients(),
             interrupt,
+            MarkWhole(config.deepspeed),
             *early_stopping(config.trainer),
             *log_callbacks(config.logger, folder),
         ],

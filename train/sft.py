@@ -15,17 +15,18 @@ from typing import Any
 
 from datasets import Dataset
 from omegaconf import MISSING
-from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
+from models.files import require_disk, whole_folder, write_text
 from models.target import AUTO, Target, TargetOptions, load_target, resolve_device, resolve_dtype
+from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
 from train.data import DataOptions, Example, load_prompts, render_example
 from train.examples import examples_digest, trim
 from train.jsonl_logger import check_logger, log_callbacks, report_to
 from train.lora import LoraOptions, add_lora
 from train.provenance import origin
-from train.shards import require_disk, require_same_run, whole_folder
+from train.shards import require_same_run
 from train.trainer import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
 
 # Bytes on disk for each weight in training: two checkpoints of weights and both moments of Adam, and the export.
@@ -121,7 +122,7 @@ def tune(config: SFTRunConfig) -> float:
     interrupt = StopOnInterrupt()
     for callback in (GuardGradients(), interrupt):
         trainer.add_callback(callback)
-    last = get_last_checkpoint(str(training))
+    last = last_whole(training)
     if last:
         print(f"going on from {last}")
     else:
@@ -203,7 +204,7 @@ def export(trainer: Tuner, target: Target, folder: Path, record: dict[str, Any])
     with whole_folder(folder) as scratch:
         model.save_pretrained(scratch)
         target.tokenizer.save_pretrained(scratch)
-        (scratch / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_text(scratch / RECORD, json.dumps(record, indent=1) + "\n")
 
 
 @entry(SFTRunConfig, "sft")

@@ -7,15 +7,16 @@ nothing of what a shard holds.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from models.files import PARTIAL, telling_full, write_text
+
 MANIFEST = "manifest.json"
+# What is being written is younger than this. What is older was left by a process that was killed.
+LEFT_OVER_S = 3600.0
 
 
 class ShardFolder:
@@ -28,22 +29,59 @@ class ShardFolder:
         manifest = json.loads(json.dumps(manifest))  # as it reads back: tuples are lists
         found = read_manifest(folder)
         if found is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(folder / MANIFEST) as path:
-                path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
         elif found != manifest:
             raise ValueError(
                 f"{folder} holds the work of another run: {_difference(found, manifest)}; "
                 "choose another folder, or delete this one to make it anew"
             )
+        _remove_left_over(folder)
 
     def path(self, index: int) -> Path:
         """Where shard `index` is, or will be."""
         return self.folder / f"shard-{index:05d}{self.suffix}"
 
+    def journal(self, index: int) -> Journal:
+        """Rows of shard `index` while it is not whole."""
+        return Journal(self.folder / f"part-{index:05d}.jsonl")
+
     def missing(self, num_shards: int) -> list[int]:
         """Shards that have not been written yet."""
         return [index for index in range(num_shards) if not self.path(index).is_file()]
+
+
+class Journal:
+    """Rows of an unfinished shard, each on disk as soon as it comes: a stopped run pays for none of them twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[int, Any]:
+        """What was noted, by row. A line that a crash cut short is dropped, here and in the file."""
+        rows: dict[int, Any] = {}
+        if self.path.is_file():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                try:
+                    row, value = json.loads(line)
+                except (ValueError, TypeError):
+                    continue
+                rows[row] = value
+            write_text(self.path, "".join(map(_journal_line, rows, rows.values())))
+        return rows
+
+    def add(self, row: int, value: Any) -> None:
+        """Note one row."""
+        line = _journal_line(row, value)
+        with telling_full(self.path, len(line)), self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def remove(self) -> None:
+        """Once the shard is whole."""
+        self.path.unlink(missing_ok=True)
+
+
+def _journal_line(row: int, value: Any) -> str:
+    return json.dumps([row, value]) + "\n"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -67,41 +105,14 @@ def require_same_run(folder: Path, made_from: dict[str, Any], **parts: Any) -> N
     ShardFolder(folder, {**made_from, **options}, suffix="")
 
 
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; moves it into place on success, removes it on any failure."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield scratch
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
-    room = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    scratch, old = room / "new", room / "old"
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-
-
-def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> None:
-    """ValueError, before any work, when the disk under `folder` has less than `needed_bytes` free."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < needed_bytes:
-        raise ValueError(
-            f"{what} needs {needed_bytes / 1e6:,.1f} MB under {folder}, "
-            f"but {free_bytes / 1e6:,.1f} MB are free; {remedy}"
-        )
+def _remove_left_over(folder: Path) -> None:
+    """Half-written files of processes that were killed: a hidden-state shard may be gigabytes."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        try:
+            if path.is_file() and time.time() - path.stat().st_mtime > LEFT_OVER_S:
+                path.unlink()
+        except FileNotFoundError:  # another process was first
+            pass
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -21,9 +21,10 @@ from torch.utils.data import Dataset, SequentialSampler
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from models.files import whole_folder, write_text
 from models.target import Target, TargetOptions, load_target
 from train import testbed_language as language
-from train.shards import MANIFEST, read_manifest, whole_folder
+from train.shards import MANIFEST, read_manifest
 from train.testbed_language import DRAFT_DIALECT, TARGET_DIALECT, Dialect, decisive_places, testbed_prompts
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def ensure_testbed(folder: Path, seed: int = 0, options: TestbedOptions | None =
         with whole_folder(folder) as scratch:
             for number, (name, school) in enumerate(((TARGET, options.target), (DRAFT, options.draft))):
                 train_model(school, 2 * seed + number, scratch / name)
-            (scratch / MANIFEST).write_text(json.dumps(wanted | {"versions": _versions()}, indent=1) + "\n")
+            write_text(scratch / MANIFEST, json.dumps(wanted | {"versions": _versions()}, indent=1) + "\n")
     load = {name: TargetOptions(str(folder / name), name, "folder", "float32", device) for name in (TARGET, DRAFT)}
     return Testbed(load_target(load[TARGET]), load_target(load[DRAFT]))
 

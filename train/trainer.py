@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from models.decoding.sampling import SamplingParams
 from models.heads import DraftHead
 from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
+from train.checkpoints import WholeCheckpoints
 from train.deepspeed_options import complete
-from train.examples import BucketSampler, Row, collate
+from train.examples import BucketSampler, Row, WithBlanks, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
 from train.losses import LossOptions, head_loss
-from train.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks
+from train.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks, sum_over_ranks
 from train.targets import draft_bases, line_up
 
 BEST_METRIC = "eval_block_length"
@@ -37,7 +38,14 @@ BEST_METRIC = "eval_block_length"
 class TrainerOptions:
     """What a user sets of transformers' TrainingArguments, by the same names where they have one.
 
-    max_steps: 0 means num_train_epochs decide. eval_steps, save_steps: optimizer steps. patience: evaluations without
+    max_steps: optimizer steps; 0 means num_train_epochs decide. num_train_epochs: passes over the training texts.
+    per_device_train_batch_size: texts in a micro-step, on each device. gradient_accumulation_steps: micro-steps in an
+    optimizer step. learning_rate: the highest of the schedule. weight_decay: AdamW's. warmup_steps: optimizer steps
+    over which the learning rate rises from 0. lr_scheduler_type: how it falls then, a name of transformers'
+    SchedulerType. max_grad_norm: gradients are scaled down to this norm, 0 leaves them. logging_steps: optimizer steps
+    between two lines of the log. seed: of first weights and of the texts' order. eval_steps: optimizer steps between
+    two measurements on held-out texts. save_steps: optimizer steps between two checkpoints, a multiple of eval_steps.
+    save_total_limit: most checkpoints that are kept, the best one among them. patience: evaluations without
     a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights, on
     a machine that has them (see `models.target.resolve_dtype`).
     max_length: tokens of prompt and answer that are used. start_tokens: training text that the first weights of an mtp
@@ -71,7 +79,7 @@ class NonFinite(ValueError):
     """The loss or a gradient is not a finite number; the head's weights are those of the last good step."""
 
 
-class NoStepTooMany(Trainer):
+class NoStepTooMany(WholeCheckpoints):
     """Comes first among a trainer's bases: transformers takes a step when it resumes where training had ended."""
 
     control: TrainerControl
@@ -86,18 +94,29 @@ class NoStepTooMany(Trainer):
 class AnswerTrainer(NoStepTooMany):
     """Trainer on the rows of `train.examples`, whose `compute_loss` is a mean over the answer tokens of a step."""
 
-    def __init__(self, model: nn.Module, **kwargs: Any) -> None:
-        super().__init__(model=model, data_collator=collate, **kwargs)
+    def __init__(self, model: nn.Module, train_dataset: Any = None, **kwargs: Any) -> None:
+        rows = WithBlanks(train_dataset) if num_ranks() > 1 and train_dataset is not None else train_dataset
+        super().__init__(model=model, data_collator=collate, train_dataset=rows, **kwargs)
         # Trainer then counts the answer tokens of the whole optimizer step, which `compute_loss` divides by: gradient
         # accumulation and a larger batch give the same gradient.
         self.model_accepts_loss_kwargs = True
         self._sums: dict[str, Tensor] = {}  # since the last line of the log
+        self._sampler: BucketSampler | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> BucketSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
-        # Whole batches of the step, which each process takes its part of: their number changes nothing.
-        size = self.args.train_batch_size * self.accelerator.num_processes
-        return BucketSampler(dataset.lengths, size, self.args.seed)
+        # Whole batches of the step, of which each process and each accumulated pass takes its part: how many there are
+        # changes nothing.
+        at_once = self.args.train_batch_size * num_ranks()
+        size = at_once * self.args.gradient_accumulation_steps
+        self._sampler = BucketSampler(dataset.lengths, size, self.args.seed, at_once if num_ranks() > 1 else 1)
+        return self._sampler
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # accelerate's loaders do not pass it on where several processes skip what a stopped run had seen.
+        if self._sampler is not None:
+            self._sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(**kwargs)
 
     def _book(self, **sums: Tensor) -> None:
         for name, value in sums.items():
@@ -126,7 +145,8 @@ class HeadTrainer(AnswerTrainer):
         final_BTH = self.head.target.get.final(hidden_BTH)
         targets = line_up(states_KBSH, bases_BS, final_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
         num_tokens = inputs["loss_mask"].sum() if num_items_in_batch is None else num_items_in_batch
-        if not targets.valid_KN.any() or not num_tokens > 0:
+        is_empty = num_ranks() == 1 and not targets.valid_KN.any()  # one of several may have blank rows alone
+        if is_empty or not num_tokens > 0:
             raise ValueError("a batch has no answer token to draft; check the loss masks and trainer.max_length")
         loss = head_loss(self.head, targets, self.loss_options)
         if not torch.isfinite(loss.total):
@@ -153,9 +173,10 @@ class HeadTrainer(AnswerTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds loss and top-1 accuracy a head since the last line."""
         if "loss" in logs and self._sums:
-            count_K = self._sums["count_K"].clamp(min=1)
+            sums = {name: sum_over_ranks(value) for name, value in self._sums.items()}
+            count_K = sums["count_K"].clamp(min=1)
             for name, key in (("loss_head", "loss_K"), ("top1_head", "correct_K")):
-                for k, value in enumerate((self._sums[key] / count_K).tolist(), start=1):
+                for k, value in enumerate((sums[key] / count_K).tolist(), start=1):
                     logs[f"{name}{k}"] = round(value, 4)
             self._sums = {}
         super().log(logs, start_time)
@@ -283,6 +304,11 @@ def training_arguments(
 
     With deepspeed, whose engine does its own casts, there is no autocast.
     """
+    if options.eval_steps < 1 or options.save_steps < 1 or options.save_steps % options.eval_steps:
+        raise ValueError(
+            f"trainer.save_steps={options.save_steps}: must be a multiple of trainer.eval_steps={options.eval_steps}, "
+            "so that the checkpoint that is kept was measured"
+        )
     engine = complete(deepspeed or {})
     has_autocast = options.autocast and engine is None and resolve_dtype(AUTO, device) == "bfloat16"
     arguments = TrainingArguments(

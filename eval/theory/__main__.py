@@ -149,12 +149,18 @@ def print_lines(lines: Iterable[str]) -> None:
     print()
 
 
-def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="python -m eval.theory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=1000, help="decoded sequences of each prompt (default 1000)")
     parser.add_argument("--models", type=int, default=1000, help="random models for the certificate (default 1000)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, tables and samples (default 1)")
+    return parser
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's options, checked."""
+    parser = make_parser()
     arguments = parser.parse_args(words)
     for name in ("samples", "models"):
         if getattr(arguments, name) < 2:

@@ -36,7 +36,10 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """What to generate for every prompt of a call."""
+    """What to generate for every prompt of a call.
+
+    first_stream: prompt i draws from random stream first_stream + i of the seed, so that calls can share prompts out.
+    """
 
     max_new_tokens: int = 256
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -45,6 +48,7 @@ class GenerationParams:
     eos_token_ids: tuple[int, ...] | None = None  # None: the target's own; (): go on to the length limit
     processors: ProcessorParams = field(default_factory=ProcessorParams)
     logprobs: bool = False
+    first_stream: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -117,7 +121,7 @@ class Row:
         self._tokenizer = tokenizer
         self.wants_logprobs = params.logprobs
         self._stop = StopChecker(limit, eos_token_ids, params.stop_strings, tokenizer)
-        self._generator = torch.Generator().manual_seed(stream_seed(params.seed, index))
+        self._generator = torch.Generator().manual_seed(stream_seed(params.seed, params.first_stream + index))
 
     @property
     def remaining(self) -> int:

@@ -1,4 +1,4 @@
-"""To what others load: vLLM's Medusa layout, transformers' `generate`, and clear words where there is no way.
+"""To what others load: layouts of vLLM and SGLang, transformers' `generate`, and clear words where there is no way.
 
 Reads checkpoints through `models.checkpoint` alone, and trains nothing.
 """

@@ -11,35 +11,32 @@ import torch
 from models.checkpoint import load_heads, read_config
 from models.export.eagle3 import export_sglang, export_speculators
 from models.export.hf import export_hf
+from models.export.mtp_layer import VLLM_OVERRIDES, export_mtp
 from models.export.vllm import export_medusa
+from models.heads.base import DraftHead
 from models.heads.eagle3 import Eagle3Head
 from models.heads.medusa import MedusaHeads
+from models.heads.mtp import MTPHead
 from models.target import Target
 
 VLLM, SGLANG, HF = "vllm", "sglang", "hf"
 SERVERS = (VLLM, SGLANG, HF)
 INSTEAD = "use --to hf, or this project's own decoder"
 _READS_DRAFTS = "drafts in parallel from heads that read the drafted tokens"
-_OWN_LAYER = "the recursive mtp head is a copy of the target's own last layer between norms and a projection of ours"
+NOT_BLANK = (
+    "# note: servers do without the first pair's embedding, and these heads were trained with it: drafts differ a "
+    "little there, texts do not; heads.blank_first=true trains them as they are served"
+)
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
-    (
-        VLLM,
-        "hydra",
-    ): f"nothing in vLLM {_READS_DRAFTS}; train heads=eagle3 or heads=medusa, which it serves, or {INSTEAD}",
-    (VLLM, "mtp"): (
-        f"{_OWN_LAYER}, and vLLM loads such a layer only in the layout of a family that ships one (DeepSeek, MiMo, "
-        f"Qwen3-Next and others), none of which is written here; train heads=eagle3 or heads=medusa, or {INSTEAD}"
+    (VLLM, "hydra"): (
+        f"nothing in vLLM {_READS_DRAFTS}; train heads=eagle3, mtp or medusa, which it serves, or {INSTEAD}"
     ),
     (SGLANG, "medusa"): (
         "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); train heads=eagle3, "
         f"which it serves, serve them with --to vllm, or {INSTEAD}"
     ),
-    (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; train heads=eagle3, which it serves, or {INSTEAD}",
-    (SGLANG, "mtp"): (
-        f"{_OWN_LAYER}: SGLang's EAGLE drafter lacks these norms, and NEXTN loads such a layer only in the layout of a "
-        f"family that ships one, none of which is written here; train heads=eagle3, which it serves, or {INSTEAD}"
-    ),
+    (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; train heads=eagle3 or mtp, which it serves, or {INSTEAD}",
 }
 
 
@@ -55,8 +52,8 @@ def check_exportable(checkpoint: Path, server: str) -> dict[str, Any]:
     return config
 
 
-def export(checkpoint: Path, folder: Path, server: str, target: Target) -> str:
-    """Write `folder` for the server; returns a line that says how it is used.
+def export(checkpoint: Path, folder: Path, server: str, target: Target, token_map: bool = False) -> str:
+    """Write `folder` for the server; returns a line that says how it is used. token_map: see `export_medusa`.
 
     The folder must be new or empty: a checkpoint or a model there would lose its files. Heads go to a server in the
     target's dtype, as this project's decoder runs them, and to the hub as they were trained. ValueError as
@@ -68,25 +65,34 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target) -> str:
     if server == HF:
         export_hf(checkpoint, load_heads(checkpoint, target, torch.float32), folder)
         return f"{folder} holds the heads and their card; see its README.md for `generate(custom_generate=...)`"
-    head = load_heads(checkpoint, target)
-    if isinstance(head, Eagle3Head):
-        return _export_eagle3(head, folder, server)
-    assert isinstance(head, MedusaHeads)
-    export_medusa(head, folder)
-    # All heads draft in vLLM, whatever is asked for.
-    options = {"method": "medusa", "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
-    return f"vllm serve {target.name} --speculative-config '{json.dumps(options)}'"
-
-
-def _export_eagle3(head: Eagle3Head, folder: Path, server: str) -> str:
-    name, count = head.target.get.name, head.num_draft_tokens
-    if server == SGLANG:
+    head = load_heads(checkpoint, target, torch.float32)
+    if isinstance(head, MTPHead):
+        export_mtp(head, folder, target.dtype)
+        line = _vllm(target, folder, "mtp", head) if server == VLLM else _sglang(target, folder, "NEXTN", head)
+        return line if head.options.blank_first else f"{NOT_BLANK}\n{line}"
+    head.to(target.dtype)
+    if isinstance(head, Eagle3Head) and server == SGLANG:
         export_sglang(head, folder)
-        return (
-            f"python -m sglang.launch_server --model-path {name} --speculative-algorithm EAGLE3 "
-            f"--speculative-draft-model-path {folder} --speculative-num-steps {count} --speculative-eagle-topk 1 "
-            f"--speculative-num-draft-tokens {count + 1}"
-        )
-    export_speculators(head, folder)
-    options = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": count}
-    return f"vllm serve {name} --speculative-config '{json.dumps(options)}'"
+        return _sglang(target, folder, "EAGLE3", head)
+    if isinstance(head, Eagle3Head):
+        export_speculators(head, folder)
+        return _vllm(target, folder, "eagle3", head)
+    assert isinstance(head, MedusaHeads)
+    export_medusa(head, folder, token_map)
+    return _vllm(target, folder, "medusa", head)  # all of its heads draft there, whatever is asked for
+
+
+def _vllm(target: Target, folder: Path, method: str, head: DraftHead) -> str:
+    options = {"method": method, "model": str(folder), "num_speculative_tokens": head.num_draft_tokens}
+    overrides = f"--hf-overrides '{json.dumps(VLLM_OVERRIDES)}' " if method == "mtp" else ""
+    return f"vllm serve {target.name} {overrides}--speculative-config '{json.dumps(options)}'"
+
+
+def _sglang(target: Target, folder: Path, algorithm: str, head: DraftHead) -> str:
+    """A chain of K drafts, and the root's own token behind the last verified one counts there, too."""
+    count = head.num_draft_tokens
+    return (
+        f"python -m sglang.launch_server --model-path {target.name} --speculative-algorithm {algorithm} "
+        f"--speculative-draft-model-path {folder} --speculative-num-steps {count} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {count + 1}"
+    )

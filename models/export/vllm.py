@@ -1,11 +1,17 @@
 """Medusa heads in the layout that vLLM serves (its speculative method `medusa`), and a strict reader of that layout.
 
 config.json names the sizes; model.safetensors has `blocks.{i}.layers.{j}.weight` and `.bias` [H, H] and [H] of head i's
-residual block j, `lm_heads.{i}.weight` [V, H] of its output head, and, for a reduced vocabulary, `token_map` [D], the
-token that each row of the output head stands for. Where the heads share the target's frozen output head, it is
-`lm_heads.0.weight` alone, and `original_lm_head` is true. A block there is x + SiLU(W x + b), as ours is, and head i
-reads the hidden state after the final norm at the last accepted token, as ours does: its guess follows that of the
-target's own token. vLLM drafts each head's likeliest token, which neither a scale nor a soft cap of logits changes.
+residual block j, and `lm_heads.{i}.weight` [V, H] of its output head. Where the heads share the target's frozen output
+head, it is `lm_heads.0.weight` alone, and `original_lm_head` is true. A block there is x + SiLU(W x + b), as ours is,
+and head i reads the hidden state after the final norm at the last accepted token, as ours does: its guess follows that
+of the target's own token. vLLM drafts each head's likeliest token, which neither a scale nor a soft cap of logits
+changes.
+
+A reduced vocabulary: the layout has `token_map` [D], the token that each of D rows of the output head stands for, but
+vLLM 0.32 stops at any folder with one ("not initialized from checkpoint: {'token_map'}", seen there: its loader counts
+the map as a weight and its model does not report it as loaded). So all V rows are written, and every token outside of
+the vocabulary gets the mean of those inside: its logit is the mean of theirs, and never the largest. `token_map=True`
+writes the map, for a version that takes it.
 
 vLLM passes over tensors of unknown names without a word, so what was written is read back here as it would read it, by
 names that come from config.json alone, and must give our own head's logits.
@@ -28,32 +34,34 @@ from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_tensors, write_fil
 from models.heads.medusa import MedusaHeads
 
 PROBE_STATES = 8
+NUM_ROUNDINGS = 4
 # What a served folder must say, besides that it is one.
 SIZES = ("hidden_size", "vocab_size", "num_heads", "num_hidden_layers", "truncated_vocab_size")
 FLAGS = ("medusa_fc_bias", "original_lm_head")
 
 
-def export_medusa(head: MedusaHeads, folder: Path) -> None:
+def export_medusa(head: MedusaHeads, folder: Path, token_map: bool = False) -> None:
     """Write the heads, in the dtype that they are in, and check what was written. ValueError where vLLM has no place.
 
-    vLLM's own output heads have all V rows whatever the config says of a reduced vocabulary (seen in 0.32), so it can
-    only be the shared one that is reduced.
+    With a token map the output head has to be the target's: vLLM makes room for all V rows of heads of their own,
+    whatever the config says of a reduced vocabulary (seen in 0.32).
     """
     if head.frozen_bias(head.trainable_dtype()) is not None:
         raise ValueError(
             f"target {head.target.get.name!r} has a bias in its output head, and vLLM's Medusa heads have none; "
             "use --to hf"
         )
-    if head.options.own_output_head and head.draft_vocab is not None:
+    token_map = token_map and head.draft_vocab is not None and len(head.draft_vocab) < head.vocab_size
+    if token_map and head.options.own_output_head:
         raise ValueError(
-            "heads.own_output_head=true with a reduced draft vocabulary: vLLM reduces the target's output head alone; "
-            "train with heads.draft_vocab_size=0 or heads.own_output_head=false, or use --to hf"
+            "--token-map with heads.own_output_head=true: vLLM reduces the target's output head alone; leave "
+            "--token-map out"
         )
-    write_files(folder, _tensors(head), _config(head))
+    write_files(folder, _tensors(head, token_map), _config(head, token_map))
     check_medusa(folder, head)
 
 
-def _config(head: MedusaHeads) -> dict[str, Any]:
+def _config(head: MedusaHeads, token_map: bool) -> dict[str, Any]:
     """vLLM takes any key with both `num` and `heads` in it for num_heads, and likewise for layers: no others here."""
     return {
         "architectures": ["MedusaModel"],
@@ -64,21 +72,35 @@ def _config(head: MedusaHeads) -> dict[str, Any]:
         "num_hidden_layers": head.options.num_layers,
         "medusa_fc_bias": True,
         "original_lm_head": not head.options.own_output_head,
-        "truncated_vocab_size": head.vocab_size if head.draft_vocab is None else len(head.draft_vocab),
+        "truncated_vocab_size": len(_drafted(head)) if token_map else head.vocab_size,
         "dtype": str(head.trainable_dtype()).removeprefix("torch."),
     }
 
 
-def _tensors(head: MedusaHeads) -> dict[str, Tensor]:
+def _drafted(head: MedusaHeads) -> Tensor:
+    """The tokens that the heads may draft [D]."""
+    return torch.arange(head.vocab_size) if head.draft_vocab is None else head.draft_vocab.cpu()
+
+
+def _all_rows(weight_DH: Tensor, ids_D: Tensor, vocab_size: int) -> Tensor:
+    """[V, H]: the rows of these tokens, and for every other one their mean."""
+    rows_VH = weight_DH.float().mean(dim=0).to(weight_DH.dtype).repeat(vocab_size, 1)
+    rows_VH[ids_D.to(weight_DH.device)] = weight_DH
+    return rows_VH
+
+
+def _tensors(head: MedusaHeads, token_map: bool) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for i in range(head.num_draft_tokens):
         for j in range(head.options.num_layers):
             for part in ("weight", "bias"):
                 tensors[f"blocks.{i}.layers.{j}.{part}"] = head.get_parameter(f"heads.{i}.{j}.linear.{part}")
     for i in range(head.num_draft_tokens if head.options.own_output_head else 1):
-        tensors[f"lm_heads.{i}.weight"] = head.output_weight(i + 1)
-    if head.draft_vocab is not None and len(head.draft_vocab) < head.vocab_size:
-        tensors["token_map"] = head.draft_vocab
+        weight_DH = head.output_weight(i + 1).detach()
+        rows = weight_DH if token_map else _all_rows(weight_DH, _drafted(head), head.vocab_size)
+        tensors[f"lm_heads.{i}.weight"] = rows
+    if token_map:
+        tensors["token_map"] = _drafted(head)
     return tensors
 
 
@@ -157,13 +179,18 @@ def check_medusa(folder: Path, head: MedusaHeads) -> None:
     hidden_NH = hidden_NH.to(target.device, head.trainable_dtype())
     tensors = {name: tensor.to(target.device) for name, tensor in served.tensors.items()}
     logits_KNV = ServedMedusa(served.config, tensors).logits(hidden_NH)
-    ids_D = torch.arange(head.vocab_size, device=target.device) if head.draft_vocab is None else head.draft_vocab
+    ids_D = _drafted(head).to(target.device)
     states_KNH = head(hidden_NH[None], torch.zeros_like(hidden_NH[None, :, 0], dtype=torch.long))[:, 0]
     for k, states_NH in enumerate(states_KNH, start=1):
         # A soft cap would make a number of -inf: families' changes go to what the head may draft alone.
         theirs_ND = target.finish_logits(logits_KNV[k - 1][:, ids_D]).float()
-        is_drafted = logits_KNV[k - 1].isfinite().sum(dim=-1) == len(ids_D)
-        if not torch.equal(theirs_ND, head.logits(states_NH, k)) or not is_drafted.all():
+        is_drafted = torch.isin(logits_KNV[k - 1].argmax(dim=-1), ids_D)
+        if not _same(theirs_ND, head.logits(states_NH, k), head.trainable_dtype()) or not is_drafted.all():
             raise ValueError(
                 f"{folder}: head {k} gives other logits when it is read as vLLM reads it; please report it"
             )
+
+
+def _same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """But for the order of additions: a product with more rows of an output head may take another one."""
+    return bool((one - other).abs().max() <= NUM_ROUNDINGS * torch.finfo(dtype).eps * other.abs().max())

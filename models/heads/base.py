@@ -32,6 +32,8 @@ class HeadOptions:
     heads of their own, started from the target's, instead of the target's frozen one. draft_vocab_size: most frequent
     training tokens that a head may draft; 0 is the whole vocabulary. reads: numbers of the
     target's layers behind which an eagle3 head reads the residual stream, three and rising; empty is its own choice.
+    blank_first: an mtp head does without the embedding in a text's first pair of state and token, as vLLM and SGLang
+    have it, so that they draft exactly what it drafts here.
     """
 
     kind: str = "mtp"
@@ -40,6 +42,7 @@ class HeadOptions:
     own_output_head: bool = False
     draft_vocab_size: int = 0
     reads: list[int] = field(default_factory=list)
+    blank_first: bool = False
 
 
 @dataclass
@@ -73,6 +76,8 @@ class DraftHead(nn.Module, ABC):
             )
         if options.reads and not self.reads_layers:
             raise ValueError(f"heads.reads={options.reads}: {self.kind} heads read none of the layers; leave it out")
+        if options.blank_first and self.kind != "mtp":
+            raise ValueError(f"heads.blank_first=true: it is for heads=mtp, not for {self.kind}; leave it out")
         self.options = options
         self.num_draft_tokens = options.num_draft_tokens
         self.hidden_size = target.hidden_size

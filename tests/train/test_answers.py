@@ -227,5 +227,5 @@ def test_bad_options(name: str) -> None:
 
 
 def test_unknown_engine() -> None:
-    with pytest.raises(ValueError, match=r"answers\.engine='oracle' is unknown; choose one of target, data"):
+    with pytest.raises(ValueError, match=r"answers\.engine='oracle' is unknown; choose one of target, server, data"):
         AnswerOptions(engine="oracle")

@@ -4,14 +4,18 @@ from collections import Counter
 
 import pytest
 import torch
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
 
 from train.answers import Answer
 from train.data import Example
 from train.examples import (
+    BLANK,
     BUCKET_BATCHES,
     BucketSampler,
     OnlineRows,
     Row,
+    WithBlanks,
     collate,
     examples_digest,
     from_answers,
@@ -156,3 +160,41 @@ def test_sampler_puts_like_lengths_together(count: int) -> None:
         firsts = [lengths[batch[0]] for batch in batches[:-1]]
         assert firsts != sorted(firsts, reverse=True)
         assert firsts != sorted(firsts)
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 161])
+@pytest.mark.parametrize(("each", "num_ranks", "accumulation"), [(4, 2, 1), (2, 4, 1), (2, 2, 2), (1, 8, 1), (1, 2, 4)])
+def test_steps_are_the_same_for_any_number_of_processes(
+    count: int, each: int, num_ranks: int, accumulation: int
+) -> None:
+    """Dealt out as accelerate deals out, every step has the examples that it has for one process, each of them once."""
+
+    def steps(each: int, num_ranks: int, accumulation: int) -> list[Counter[int]]:
+        at_once = each * num_ranks
+        sampler = BucketSampler(lengths_of(count), 8, 0, at_once if num_ranks > 1 else 1)
+        sampler.set_epoch(1)
+        dealt = BatchSampler(sampler, each, drop_last=False)
+        # Each process its passes; a step is so many of everyone's. A single one's loader is left as it is.
+        of_ranks = [BatchSamplerShard(dealt, num_ranks, rank) for rank in range(num_ranks)]
+        passes = [list(of_rank) for of_rank in (of_ranks if num_ranks > 1 else [dealt])]
+        assert len({len(of_rank) for of_rank in passes}) == 1
+        joined = [[index for batch in same for index in batch] for same in zip(*passes, strict=True)]
+        return [
+            Counter(index for one in joined[at : at + accumulation] for index in one if index != BLANK)
+            for at in range(0, len(joined), accumulation)
+        ]
+
+    assert steps(each, num_ranks, accumulation) == steps(8, 1, 1)
+
+
+def test_blank_rows_are_answer_nowhere() -> None:
+    examples = [Example("", "", "train", list(range(size)), [False] + [True] * (size - 1)) for size in (5, 3, 4)]
+    rows = WithBlanks(OnlineRows(examples))
+    assert (len(rows), rows.lengths) == (3, [5, 3, 4])
+    for index, example in enumerate(examples):
+        assert rows[index].loss_mask.tolist() == example.loss_mask
+    blank = rows[BLANK]
+    assert blank.input_ids.tolist() == [0, 1, 2]
+    assert not blank.loss_mask.any()
+    assert examples[1].loss_mask == [False, True, True]
+    assert rows[1].loss_mask.any()

@@ -1,24 +1,14 @@
-"""Several processes: what a launcher adds to the command line, who writes, and that two end as one does."""
+"""Several processes: what a launcher adds to the command line, who writes, and who does what."""
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from train import draft, ranks
 from train.config import WRITES_NOTHING, words_of_rank
-from train.presets import CONF
 from train.trainer import StopOnInterrupt
-
-# Float32 weights whose gradients were summed in another order, after 8 steps of Adam at a rate of 1e-3.
-WEIGHT_TOLERANCE = 1e-5
-NUM_TRAIN = 24  # whole steps of 4 in an epoch: nothing is repeated to fill one up
-MAX_STEPS = 8
 
 
 def test_local_rank_is_taken_from_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,19 +53,6 @@ def test_a_launchers_signal_is_no_second_one() -> None:
         stop._note(2, None)
 
 
-def environment() -> dict[str, str]:
-    apart = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return {**apart, "PYTHONPATH": os.pathsep.join([str(CONF.parent), os.environ.get("PYTHONPATH", "")])}
-
-
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", *command]
-    return subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
-
-
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-
-
 def test_commands_for_one_process_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,68 +68,56 @@ def test_commands_for_one_process_say_so(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def words_of_training(folder: Path, batch_size: int) -> list[str]:
-    rows = [
-        {"prompt": f"Say {i} and {i * i % 17}.", "split": "train" if i < NUM_TRAIN else "heldout"}
-        for i in range(NUM_TRAIN + 6)
-    ]
-    folder.mkdir()
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [
-        "+model=tiny",
-        "data=jsonl",
-        "data.path=prompts.jsonl",
-        "answers.max_new_tokens=24",
-        "answers.batch_size=8",
-        "answers.shard_prompts=8",
-        "cache.shard_examples=8",
-        "cache.batch_tokens=256",
-        "heads=medusa",
-        "heads.num_draft_tokens=3",
-        "heads.own_output_head=true",
-        "loss.ce=0.5",
-        f"trainer.max_steps={MAX_STEPS}",
-        f"trainer.per_device_train_batch_size={batch_size}",
-        "trainer.warmup_steps=2",
-        "trainer.eval_steps=3",
-        "trainer.save_steps=3",
-        "trainer.logging_steps=1",
-        "trainer.autocast=false",
-        "work_dir=work",
-    ]
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of a process that nothing has launched."""
+    for name in os.environ:
+        if name in ("RANK", "MASTER_ADDR", *ranks.OTHERS) or name.startswith(("ACCELERATE_", "SUBMITIT_")):
+            monkeypatch.delenv(name)
+    return monkeypatch
 
 
-def files_of(folder: Path, pattern: str) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob(pattern))}
+@pytest.mark.parametrize("name", ranks.OTHERS)
+def test_strangers_are_refused(alone: pytest.MonkeyPatch, name: str) -> None:
+    """Eight processes of srun or mpirun would each train alone into the same folder."""
+    ranks.take_up_launcher()
+    alone.setenv(name, "1")
+    ranks.take_up_launcher()
+    alone.setenv(name, "8")
+    with pytest.raises(ValueError, match=f"{name}=8, but no RANK is set: .* torchrun"):
+        ranks.take_up_launcher()
+    alone.setenv("RANK", "0")
+    ranks.take_up_launcher()
 
 
-@pytest.mark.slow
-def test_two_processes_end_as_one(tmp_path: Path) -> None:
-    """The same answers and hidden states to the byte, and the same heads; one writes the log and the options.
+def test_accelerate_on_cpus_is_refused(alone: pytest.MonkeyPatch) -> None:
+    """It sets an address for several, and starts one; --num_processes 1 sets none."""
+    alone.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    alone.setenv("ACCELERATE_USE_CPU", "True")
+    ranks.take_up_launcher()
+    alone.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ValueError, match="starts one process on CPUs"):
+        ranks.take_up_launcher()
+    alone.setenv("RANK", "0")
+    ranks.take_up_launcher()
 
-    With output heads of their own, which are used behind the forward that is watched for gradients.
-    """
-    one, two = tmp_path / "one", tmp_path / "two"
-    single = run(one, "train.mtp", *words_of_training(one, 4))
-    assert single.returncode == 0, single.stderr
-    both = run(two, *TORCHRUN, "train.mtp", "--local_rank=0", *words_of_training(two, 2))
-    assert both.returncode == 0, both.stderr
-    assert both.stdout.count("heads are in") == 1
-    for pattern in ("work/answers/*", "work/hidden/*/*.safetensors"):
-        assert files_of(one, pattern) == files_of(two, pattern)
-        assert len(files_of(one, pattern)) >= 4
-    heads = [folder / "work" / "medusa" for folder in (one, two)]
-    configs = [json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in heads]
-    assert configs[0]["provenance"]["num_examples"] == NUM_TRAIN
-    lines = [(folder / "log.jsonl").read_text(encoding="utf-8").splitlines() for folder in heads]
-    assert len(lines[0]) == len(lines[1])
-    losses = [[line["loss"] for line in map(json.loads, of) if "loss" in line] for of in lines]
-    assert len(losses[0]) == MAX_STEPS
-    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
-    weights = [load_file(folder / "model.safetensors") for folder in heads]
-    assert weights[0].keys() == weights[1].keys()
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=WEIGHT_TOLERANCE)
-    assert configs[1]["acceptance"]["mean_block_length"] == pytest.approx(
-        configs[0]["acceptance"]["mean_block_length"], abs=1e-3
-    )
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "bf16", "trainer.autocast"),
+        ("ACCELERATE_USE_DEEPSPEED", "true", "deepspeed=zero1"),
+        ("ACCELERATE_USE_FSDP", "true", "deepspeed=zero1"),
+    ],
+)
+def test_accelerates_own_settings_are_refused(alone: pytest.MonkeyPatch, name: str, value: str, instead: str) -> None:
+    """In processes that it has launched; transformers sets some of them itself later on."""
+    if name != ranks.MADE_BY_ACCELERATE:
+        alone.setenv(name, value)
+        ranks.take_up_launcher()
+        alone.setenv(ranks.MADE_BY_ACCELERATE, "no")
+    else:
+        alone.setenv(name, value)
+    alone.setenv("RANK", "1")
+    with pytest.raises(ValueError, match=f"{name}={value} .*{instead}"):
+        ranks.take_up_launcher()

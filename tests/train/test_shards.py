@@ -1,13 +1,13 @@
 """Shard folders: written whole or not at all, tied to their manifest."""
 
 import json
-import shutil
-from collections import namedtuple
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from train.shards import ShardFolder, atomic_write, read_manifest, require_disk
+from train.shards import LEFT_OVER_S, Journal, ShardFolder, read_manifest
 
 MADE_FROM = {"holds": "things", "count": 3, "nested": {"a": [1, 2]}, "tuple": (1, 2)}
 
@@ -44,41 +44,36 @@ def test_a_damaged_manifest(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def write_half(place: Path, error: type[BaseException]) -> None:
-    with atomic_write(place) as path:
-        path.write_text("half")
-        raise error
+def test_a_journal(tmp_path: Path) -> None:
+    """What was noted reads back; a torn or damaged line is dropped for good, and later ones stand on their own."""
+    journal = ShardFolder(tmp_path, MADE_FROM, ".txt").journal(2)
+    assert journal.path == tmp_path / "part-00002.jsonl"
+    assert journal.read() == {}
+    journal.add(3, ["한국", 1])
+    journal.add(0, {"a": None})
+    assert Journal(journal.path).read() == {3: ["한국", 1], 0: {"a": None}}
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole[:-4])
+    assert journal.read() == {3: ["한국", 1]}
+    journal.add(1, "x")
+    assert journal.read() == {3: ["한국", 1], 1: "x"}
+    journal.path.write_bytes(b"\xff\xfe\n[7\n7\n" + journal.path.read_bytes())
+    assert journal.read() == {3: ["한국", 1], 1: "x"}
+    journal.remove()
+    journal.remove()
+    assert journal.read() == {}
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_atomic_write_leaves_nothing_half(error: type[BaseException], tmp_path: Path) -> None:
-    place = tmp_path / "shard"
-    with pytest.raises(error):
-        write_half(place, error)
-    assert list(tmp_path.iterdir()) == []
-    place.write_text("old")
-    with pytest.raises(error):
-        write_half(place, error)
-    assert place.read_text() == "old"
-    with atomic_write(place) as path:
-        assert path.parent == tmp_path
-        path.write_text("new")
-        assert place.read_text() == "old"
-    assert place.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [place]
-
-
-def test_require_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked of the nearest folder that exists; exactly enough is enough."""
-    asked = []
-    usage = namedtuple("usage", "total used free")
-
-    def disk_usage(path: Path) -> usage:
-        asked.append(Path(path))
-        return usage(10**10, 0, 2 * 10**9)
-
-    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
-    require_disk(tmp_path / "not" / "yet", 2 * 10**9, "the cache", "free some")
-    assert asked == [tmp_path]
-    with pytest.raises(ValueError, match=r"the cache needs 2,100\.0 MB under .*yet, but 2,000\.0 MB are free;"):
-        require_disk(tmp_path / "not" / "yet", 21 * 10**8, "the cache", "free some")
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Not what another one is writing just now, and no shard, however old."""
+    store = ShardFolder(tmp_path, MADE_FROM, ".txt")
+    old, young, shard = (
+        tmp_path / name for name in (".shard-00001.txt.0-7.partial", ".x.1-8.partial", "shard-00000.txt")
+    )
+    for path in (old, young, shard):
+        path.write_text("x")
+    for path in (old, shard):
+        os.utime(path, (time.time() - LEFT_OVER_S - 60,) * 2)
+    ShardFolder(tmp_path, MADE_FROM, ".txt")
+    assert (old.exists(), young.exists(), shard.exists()) == (False, True, True)
+    assert store.missing(2) == [1]

@@ -80,6 +80,15 @@ def test_autocast_only_where_the_machine_has_bfloat16(
     assert not training_arguments(TrainerOptions(autocast=False), tmp_path, "cpu", "none").bf16
 
 
+@pytest.mark.parametrize(("eval_steps", "save_steps"), [(100, 150), (0, 0), (200, 100)])
+def test_what_is_saved_was_measured(eval_steps: int, save_steps: int, tmp_path: Path) -> None:
+    options = TrainerOptions(eval_steps=eval_steps, save_steps=save_steps)
+    with pytest.raises(
+        ValueError, match=rf"trainer\.save_steps={save_steps}: must be a multiple of trainer\.eval_steps"
+    ):
+        training_arguments(options, tmp_path, "cpu", "none")
+
+
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_learns_one_batch_by_heart(kind: str, tmp_path: Path) -> None:
     """The loss falls to its floor, drafts are then kept to the end, and the decoder says the same."""

@@ -76,7 +76,10 @@ class _Pass:
 
 
 class HybridDrafter:
-    """See the module's description."""
+    """Begins a block with tokens of `first`, and goes on behind them, or instead of them, with those of `second`.
+
+    How many of each: the numbers with the most tokens a second, by running estimates (see the module).
+    """
 
     def __init__(self, first: TextDrafter | ModelDrafter, second: HeadsDrafter | ModelDrafter) -> None:
         """ValueError where the two have different vocabularies."""

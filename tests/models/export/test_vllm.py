@@ -33,6 +33,8 @@ CASES = {
     "shared": {},
     "own": {"own_output_head": True},
     "reduced": {"draft_vocab": DRAFT_VOCAB},
+    "own, reduced": {"draft_vocab": DRAFT_VOCAB, "own_output_head": True},
+    "with a map": {"draft_vocab": DRAFT_VOCAB},
     "reduced to all": {"draft_vocab": torch.arange(264)},
     "one layer, five heads": {"num_layers": 1, "num_draft_tokens": 5},
 }
@@ -47,9 +49,9 @@ def target() -> Target:
 def test_names_shapes_and_config(case: str, target: Target, tmp_path: Path) -> None:
     """Written out here once more, from the format's description alone."""
     head = make_head(target, **CASES[case])
-    export_medusa(head, tmp_path / "out")
+    export_medusa(head, tmp_path / "out", token_map="map" in case)
     options = head.options
-    rows = len(DRAFT_VOCAB) if case == "reduced" else 264
+    rows = len(DRAFT_VOCAB) if case == "with a map" else 264
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config == {
         "architectures": ["MedusaModel"],
@@ -59,7 +61,7 @@ def test_names_shapes_and_config(case: str, target: Target, tmp_path: Path) -> N
         "num_heads": options.num_draft_tokens,
         "num_hidden_layers": options.num_layers,
         "medusa_fc_bias": True,
-        "original_lm_head": case != "own",
+        "original_lm_head": not options.own_output_head,
         "truncated_vocab_size": rows,
         "dtype": "float32",
     }
@@ -68,9 +70,9 @@ def test_names_shapes_and_config(case: str, target: Target, tmp_path: Path) -> N
         for j in range(options.num_layers):
             expected[f"blocks.{i}.layers.{j}.weight"] = (32, 32)
             expected[f"blocks.{i}.layers.{j}.bias"] = (32,)
-        if case == "own" or i == 0:
+        if options.own_output_head or i == 0:
             expected[f"lm_heads.{i}.weight"] = (rows, 32)
-    if case == "reduced":
+    if case == "with a map":
         expected["token_map"] = (rows,)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == expected
@@ -82,7 +84,7 @@ def test_drafts_are_ours(case: str, dtype: str, tmp_path: Path) -> None:
     """From hidden states of the target: each head's likeliest token is the one that our drafting takes."""
     target = make_tiny_target(dtype=dtype)
     head = make_head(target, **CASES[case])
-    export_medusa(head, tmp_path / "out")
+    export_medusa(head, tmp_path / "out", token_map="map" in case)
     ids = torch.randint(3, 259, (1, 12), generator=torch.Generator().manual_seed(1))
     hidden = target.hidden(ids)
     served = read_medusa(tmp_path / "out").logits(hidden[0, -1:])
@@ -92,7 +94,11 @@ def test_drafts_are_ours(case: str, dtype: str, tmp_path: Path) -> None:
     tokens = None
     for k in range(head.num_draft_tokens):
         logits = head.draft_logits(state, tokens)
-        torch.testing.assert_close(served[k].float(), logits, rtol=1e-2 if dtype == "bfloat16" else 1e-5, atol=1e-2)
+        is_drafted = logits.isfinite()
+        assert is_drafted.sum() == (264 if head.draft_vocab is None else len(head.draft_vocab))
+        torch.testing.assert_close(
+            served[k].float()[is_drafted], logits[is_drafted], rtol=1e-2 if dtype == "bfloat16" else 1e-5, atol=1e-2
+        )
         tokens = logits.argmax(dim=-1)
         assert torch.equal(served[k].argmax(dim=-1), tokens)
 
@@ -110,9 +116,20 @@ def test_a_bias_of_the_output_head_is_refused(target: Target, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_own_heads_of_a_reduced_vocabulary_are_refused(target: Target, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"own_output_head=true with a reduced draft vocabulary: .*draft_vocab_size=0"):
-        export_medusa(make_head(target, DRAFT_VOCAB, own_output_head=True), tmp_path / "out")
+def test_tokens_outside_of_the_vocabulary_are_never_the_likeliest(target: Target, tmp_path: Path) -> None:
+    """Whatever the state: their logit is the mean of the others'."""
+    export_medusa(make_head(target, DRAFT_VOCAB), tmp_path)
+    states = torch.randn(1000, 32, generator=torch.Generator().manual_seed(2)) * 10
+    logits_NV = read_medusa(tmp_path).logits(states)[0]
+    outside = [token for token in range(264) if token not in DRAFT_VOCAB]
+    mean_N1 = logits_NV[:, DRAFT_VOCAB].mean(dim=-1, keepdim=True)
+    torch.testing.assert_close(logits_NV[:, outside], mean_N1.expand(-1, len(outside)), rtol=1e-4, atol=1e-4)
+    assert torch.isin(logits_NV.argmax(dim=-1), DRAFT_VOCAB).all()
+
+
+def test_a_map_for_heads_of_their_own_is_refused(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--token-map with heads.own_output_head=true: .*leave --token-map out"):
+        export_medusa(make_head(target, DRAFT_VOCAB, own_output_head=True), tmp_path / "out", token_map=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -134,6 +151,10 @@ def shift_map(tensors: dict[str, torch.Tensor]) -> None:
     tensors["token_map"] = tensors["token_map"] + 1
 
 
+def draft_what_may_not_be(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_heads.0.weight"][0] = 9 * tensors["lm_heads.0.weight"][3]
+
+
 def drop_bias(tensors: dict[str, torch.Tensor]) -> None:
     tensors["blocks.0.layers.1.bias"] = torch.zeros(32)
 
@@ -144,7 +165,7 @@ def test_the_check_sees_wrong_numbers(
 ) -> None:
     """Under right names and shapes."""
     head = make_head(target, DRAFT_VOCAB)
-    export_medusa(head, tmp_path)
+    export_medusa(head, tmp_path, token_map=True)
     tensors = load_file(tmp_path / "model.safetensors")
     damage(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -152,11 +173,21 @@ def test_the_check_sees_wrong_numbers(
         check_medusa(tmp_path, head)
 
 
+def test_the_check_sees_tokens_that_may_not_be_drafted(target: Target, tmp_path: Path) -> None:
+    head = make_head(target, DRAFT_VOCAB)
+    export_medusa(head, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    draft_what_may_not_be(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="head 1 gives other logits"):
+        check_medusa(tmp_path, head)
+
+
 def test_the_check_is_part_of_the_export(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = module._tensors
 
-    def wrong(head: MedusaHeads) -> dict[str, torch.Tensor]:
-        found = tensors(head)
+    def wrong(head: MedusaHeads, token_map: bool) -> dict[str, torch.Tensor]:
+        found = tensors(head, token_map)
         swap_heads(found)
         return found
 
@@ -189,7 +220,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     ],
 )
 def test_config_must_fit(changes: dict[str, Any], message: str, target: Target, tmp_path: Path) -> None:
-    export_medusa(make_head(target, DRAFT_VOCAB), tmp_path)
+    export_medusa(make_head(target, DRAFT_VOCAB), tmp_path, token_map=True)
     edit_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         read_medusa(tmp_path)

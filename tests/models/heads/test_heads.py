@@ -188,6 +188,26 @@ class TestEveryKindAndFamily:
         assert all(torch.equal(before[name], tensor) for name, tensor in target.model.state_dict().items())
 
 
+def test_first_pair_without_its_embedding() -> None:
+    """The second token is then seen by drafts from the first two positions alone, and drafting is still the forward."""
+    target = get_target("llama")
+    ids_BT, hidden_BTH = make_text(target, kind="mtp")
+    changed_BT = ids_BT.clone()
+    changed_BT[:, 1] = (changed_BT[:, 1] + 11) % 250
+    for blank_first in (True, False):
+        head = make_head(target, "mtp", blank_first=blank_first)
+        check_drafting_equals_forced(head, hidden_BTH, ids_BT)
+        with torch.no_grad():
+            before, after = head(hidden_BTH, ids_BT), head(hidden_BTH, changed_BT)
+        assert torch.equal(before[:, :, 2:], after[:, :, 2:]) is blank_first
+        assert not torch.equal(before[0, :, 2:], head(hidden_BTH.roll(1, dims=1), ids_BT)[0, :, 2:])
+
+
+def test_blanking_is_for_mtp() -> None:
+    with pytest.raises(ValueError, match=r"heads\.blank_first=true: it is for heads=mtp, not for hydra"):
+        make_head(get_target("llama"), "hydra", blank_first=True)
+
+
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 @pytest.mark.parametrize("own_output_head", [False, True])
 def test_reduced_vocabulary(kind: str, own_output_head: bool) -> None:

@@ -1,0 +1,164 @@
+"""Writing files and folders whole or not at all, and telling in one line what to do where the disk is full.
+
+Everything that this project keeps goes through here: it is written under another name beside its place, flushed to the
+disk, and moved to its place at the very end. Whatever goes wrong before, what was there stays as it was, and nothing
+half is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# How libraries that have errors of their own tell of a write that failed: safetensors by the system's number, torch by
+# the place in its own code.
+FULL_IN_SAFETENSORS = tuple(f"os error {number}" for number in FULL)
+FAILED_IN_TORCH = ("inline_container", "PytorchStreamWriter")
+MEGABYTE = 1e6
+PARTIAL = ".partial"
+
+
+class DiskFull(OSError):
+    """There was no room; the message says where, how much was needed, and what to do."""
+
+
+@contextmanager
+def atomic_write(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; moves it into place on success, removes it on any failure.
+
+    needed_bytes: what it will take, where that is known, for the message of DiskFull.
+    """
+    scratch = _beside(path)
+    try:
+        with telling_full(path, needed_bytes):
+            yield scratch
+            flush(scratch)
+            os.replace(scratch, path)
+            flush(path.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, UTF-8, whole or not at all; makes the folder."""
+    content = text.encode()
+    with telling_full(path, len(content)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, len(content)) as scratch:
+        scratch.write_bytes(content)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
+    room = _beside(folder)
+    scratch, old = room / "new", room / "old"
+    try:
+        with telling_full(folder):
+            scratch.mkdir(parents=True)
+            yield scratch
+            _flush_all(scratch)
+            if folder.exists():
+                folder.rename(old)
+            try:
+                scratch.rename(folder)
+            except BaseException:
+                if old.exists():
+                    old.rename(folder)
+                raise
+            flush(folder.parent)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+@contextmanager
+def new_files(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Path]:
+    """A scratch folder beside `folder`: on success its files replace those of their names, `last` as the last of all.
+
+    Other files in `folder` stay. It is the file `last` that says what the others are.
+    """
+    scratch = _beside(folder)
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        with telling_full(folder, needed_bytes):
+            scratch.mkdir(parents=True)
+            yield scratch
+            _flush_all(scratch)
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(scratch.iterdir(), key=lambda path: (path.name == last, path.name)):
+                os.replace(path, folder / path.name)
+            flush(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def telling_full(path: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Turns what the system or a library says of a full disk into DiskFull; other errors pass as they are."""
+    free_before = free_bytes(path)
+    try:
+        yield
+    except DiskFull:
+        raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if not _is_full(error, path):
+            raise
+        needed = f"needs {_megabytes(needed_bytes)}" if needed_bytes else f"needs more than {_megabytes(free_before)}"
+        raise DiskFull(
+            f"{path} could not be written, the disk is full ({needed}, {_megabytes(free_before)} were free); free some "
+            "space or choose another folder, and give the same command again: what was there before is untouched"
+        ) from error
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk that `path` is on, or will be."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> None:
+    """ValueError, before any work, when the disk under `folder` has less than `needed_bytes` free."""
+    free = free_bytes(folder)
+    if free < needed_bytes:
+        raise ValueError(
+            f"{what} needs {_megabytes(needed_bytes)} under {folder}, but {_megabytes(free)} are free; {remedy}"
+        )
+
+
+def flush(path: Path) -> None:
+    """Have the system put a file, or a folder's list of names, on the disk now."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _beside(path: Path) -> Path:
+    """A name of this process's own: of processes on several machines, two may have the same id."""
+    return path.with_name(f".{path.name}.{os.environ.get('RANK', '0')}-{os.getpid()}{PARTIAL}")
+
+
+def _flush_all(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        flush(path)
+
+
+def _is_full(error: Exception, path: Path) -> bool:
+    """Whether it was room that lacked. torch does not tell why it failed: then the disk is looked at."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    if isinstance(error, SafetensorError):
+        return any(sign in str(error) for sign in FULL_IN_SAFETENSORS)
+    return any(sign in str(error) for sign in FAILED_IN_TORCH) and free_bytes(path) < MEGABYTE
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / MEGABYTE:,.1f} MB"
