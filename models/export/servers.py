@@ -59,7 +59,9 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
     target's dtype, as this project's decoder runs them, and to the hub as they were trained. ValueError as
     `check_exportable` and `load_heads`.
     """
-    check_exportable(checkpoint, server)
+    kind = check_exportable(checkpoint, server).get("head", {}).get("kind")
+    if token_map and kind != "medusa":
+        raise ValueError(f"--token-map: only Medusa heads have one in vLLM, and these are {kind} heads; leave it out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already, and not empty; give a new folder, or remove it first")
     if server == HF:

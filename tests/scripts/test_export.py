@@ -104,6 +104,12 @@ def test_the_recursive_head_to_sglang(checkpoints: Path, tmp_path: Path, capsys:
 def test_a_map_is_vllms(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = run(capsys, checkpoints / "mtp", tmp_path / "out", "--to", "hf", "--token-map")
     assert (code, error) == (2, "error: --token-map with --to hf: only --to vllm has one; leave it out\n")
+    for kind in ("mtp", "eagle3"):
+        code, _, error = run(capsys, checkpoints / kind, tmp_path / "out", "--to", "vllm", "--token-map")
+        assert code == 2
+        assert error == (
+            f"error: --token-map: only Medusa heads have one in vLLM, and these are {kind} heads; leave it out\n"
+        )
 
 
 def test_in_another_dtype(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
