@@ -18,6 +18,7 @@ from omegaconf import MISSING
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
+from models.placement import require_one_device
 from models.target import AUTO, Target, TargetOptions, load_target, resolve_device, resolve_dtype
 from train.config import entry, exit_interrupted
 from train.data import DataOptions, Example, load_prompts, render_example
@@ -146,6 +147,7 @@ def tune(config: SFTRunConfig) -> float:
 def check_options(config: SFTRunConfig) -> None:
     """ValueError for an option out of range, before anything is loaded."""
     check_logger(config.logger)
+    require_one_device(config.model.device_map, "train.sft")
     if config.heldout_examples < 1:
         raise ValueError(f"heldout_examples={config.heldout_examples} must be at least 1")
     config.trainer.check()

@@ -12,7 +12,6 @@ decoding.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from transformers import DynamicCache
 from models.decoding.cache import RaggedCache
 from models.decoding.tree_entries import tree_masks, tree_positions
 from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, below, last_kept, tokens_after
+from models.placement import plain_copy
 from models.target import Target
 
 # Size of the embedding's part in the first layer's input, relative to the state's.
@@ -89,10 +89,10 @@ class MTPHead(DraftHead):
         self.norm_state = RMSNorm(size, eps)
         self.norm_embedding = RMSNorm(size, eps)
         self.project = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList(copy.deepcopy(layer) for layer in target.layers()[available - options.num_layers :])
+        self.layers = nn.ModuleList(plain_copy(layer) for layer in target.layers()[available - options.num_layers :])
         for index, layer in enumerate(self.layers):
             layer.get_submodule("self_attn").layer_idx = index  # type: ignore[assignment]
-        self.norm_out: nn.Module = copy.deepcopy(target.decoder.get_submodule("norm"))
+        self.norm_out: nn.Module = plain_copy(target.decoder.get_submodule("norm"))
         self.scale = nn.Parameter(torch.ones(()))
         self.float().requires_grad_(True).to(target.device)
         self._start_blind()
@@ -156,7 +156,7 @@ class MTPHead(DraftHead):
         handle = target.layers()[depth].register_forward_pre_hook(note, with_kwargs=True)
         try:
             hidden_BTH = target.hidden(ids_BT)
-            return hidden_BTH, seen[0]
+            return hidden_BTH, seen[0].to(hidden_BTH.device)
         finally:
             handle.remove()
 
