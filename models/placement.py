@@ -30,8 +30,8 @@ def require_one_device(device_map: str, command: str) -> None:
     """ValueError where a command that trains or takes apart the target itself is to have it spread."""
     if device_map != NO_MAP:
         raise ValueError(
-            f"model.device_map={device_map}: {command} works on the target's own weights, which must lie on one device; "
-            "set model.device_map=none"
+            f"model.device_map={device_map}: {command} works on the target's own weights, which must lie on one "
+            "device; set model.device_map=none"
         )
 
 
