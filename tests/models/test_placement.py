@@ -115,7 +115,8 @@ def test_heads_on_a_spread_target_are_the_same(tmp_path: Path, kind: str) -> Non
     texts = [torch.arange(3, 200)]
     for head in heads:
         head.fit_start(texts)
-        head(whole.hidden(ids_BT), ids_BT).square().sum().backward()
+        hidden_BTX = head.target.get.hidden(ids_BT, reads=head.reads)
+        head(hidden_BTX, ids_BT).square().sum().backward()
     states = [head.state_dict() for head in heads]
     assert states[0].keys() == states[1].keys()
     for (name, weight), other in zip(heads[0].named_parameters(), heads[1].parameters(), strict=True):
