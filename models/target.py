@@ -12,12 +12,14 @@ import copy
 import hashlib
 import inspect
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 SOURCES = ("auto", "hub", "folder", "wheel", "random")
 AUTO = "auto"
+# transformers' own mark of what an assistant writes, which plain Jinja does not know.
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Fingerprint: this many evenly spaced weights of every tensor; 8B models hash in seconds and a swapped tensor shows.
 FINGERPRINT_SAMPLES = 65536
@@ -56,7 +60,7 @@ class TargetOptions:
     quantization: none, int8 (torchao) or nf4 (bitsandbytes), of the linear layers: see `models.quantization`.
     draft: hub name or local folder of the usual smaller sibling, for drafters that are separate models. label: short
     name for folders. revision: branch, tag or commit of the hub's repository. seed: of random weights, and of the
-    testbed's.
+    testbed's. chat_template: a Jinja file in place of the tokenizer's own template.
     """
 
     name: str = ""
@@ -68,6 +72,7 @@ class TargetOptions:
     revision: str = "main"
     draft: str = ""
     seed: int = 0
+    chat_template: str = ""
     wheel: WheelOptions = field(default_factory=WheelOptions)
     device_map: str = NO_MAP
     max_memory: list[str] = field(default_factory=list)
@@ -242,8 +247,12 @@ def load_target(options: TargetOptions) -> Target:
         from models.tiny import make_tiny_target
 
         tiny = make_tiny_target(seed=options.seed, dtype=options.dtype)
+        _set_template(tiny.tokenizer, options.chat_template)
         return Target(tiny.model.to(device), tiny.tokenizer, tiny.name)
+    if options.chat_template:
+        read_template(options.chat_template)  # a name mistyped shows before the weights are fetched
     target = _load_pretrained(_locate(options), options)
+    _set_template(target.tokenizer, options.chat_template)
     _check_logits(target)
     return target
 
@@ -264,6 +273,28 @@ def _check_placement(options: TargetOptions) -> None:
             "device; leave one of the two out"
         )
     parse_limits(options.max_memory)
+
+
+def read_template(file: str) -> str:
+    """The text of a chat template. ValueError for no such file, or what is no Jinja template."""
+    path = Path(file).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION.sub("", text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"model.chat_template={file!r} cannot be read ({error}); give a file that holds a Jinja template"
+        ) from error
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(
+            f"model.chat_template={file!r} is no Jinja template (line {error.lineno}: {error.message})"
+        ) from error
+    return text
+
+
+def _set_template(tokenizer: PreTrainedTokenizerBase, file: str) -> None:
+    if file:
+        tokenizer.chat_template = read_template(file)
 
 
 def resolve_device(device: str) -> str:

@@ -120,6 +120,7 @@ def choose_target(arguments: argparse.Namespace) -> TargetOptions:
         dtype=arguments.dtype or options.dtype,
         device=arguments.device or options.device,
         draft=arguments.draft or options.draft,
+        chat_template=arguments.chat_template or options.chat_template,
     )
 
 
@@ -223,6 +224,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", help="hub name, local folder or file in conf/model, if not the checkpoint's own")
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES), help="of the target")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="in place of the tokenizer's own, as model.chat_template"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     return parser
 

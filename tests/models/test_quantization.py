@@ -20,7 +20,7 @@ from models.placement import plain_copy
 from models.quantization import INT8, NF4, NONE, is_quantized, plain_tensors
 from models.target import Target, TargetOptions, load_target
 from models.tiny import make_tiny_target
-from scripts.generate import choose_target, parse_arguments
+from scripts.generate import choose_target, make_parser
 from tests.models.decoding.scripted import random_prompts
 from tests.train.test_mtp import make_config
 from train.distill_cut import cut_layers
@@ -214,7 +214,7 @@ def test_heads_train_and_decode(kind: str, head_kind: str, folder: Path, tmp_pat
     with pytest.raises(ValueError, match=f"quantization is none, expected {kind}"):
         load_heads(config.paths.heads, load(folder, NONE))
     assert read_target_quantization(Path(config.paths.heads)) == kind
-    assert choose_target(parse_arguments([config.paths.heads])).quantization == kind
+    assert choose_target(make_parser().parse_args([config.paths.heads])).quantization == kind
 
 
 @pytest.mark.parametrize("kind", KINDS)

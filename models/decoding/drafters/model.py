@@ -180,7 +180,7 @@ def load_draft(options: TargetOptions, target: Target, dtype: str = "", instead:
     of the next seed. ValueError where none is named; it ends with `instead`, what else a user can do then.
     """
     dtype = dtype or str(target.dtype).removeprefix("torch.")
-    sibling = replace(options, dtype=dtype, device=str(target.device), draft="", quantization=NONE)
+    sibling = replace(options, dtype=dtype, device=str(target.device), draft="", quantization=NONE, chat_template="")
     if options.source == "random":
         return load_target(replace(sibling, seed=options.seed + 1))
     if not options.draft:
