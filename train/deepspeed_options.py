@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -21,12 +22,17 @@ SHARDS_WEIGHTS = 3
 
 
 def check_deepspeed(options: Mapping[str, Any]) -> None:
-    """ValueError where deepspeed is asked for and not installed, or asked for what draft heads cannot have."""
+    """ValueError where deepspeed is asked for and not installed, or nothing has launched this process for it."""
     if not options:
         return
     if find_spec("deepspeed") is None:
         raise ValueError(
             "deepspeed=zero1|zero2|zero3 needs a package that is not installed: pip install 'foretoken[deepspeed]'"
+        )
+    if "RANK" not in os.environ:
+        raise ValueError(
+            "deepspeed=zero1|zero2|zero3 needs a launcher: start with deepspeed --module train.mtp, or with "
+            "torchrun --nproc-per-node N -m train.mtp"
         )
 
 

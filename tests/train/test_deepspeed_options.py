@@ -34,3 +34,14 @@ def test_without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_deepspeed({})
     with pytest.raises(ValueError, match=r"not installed: pip install 'foretoken\[deepspeed\]'"):
         check_deepspeed(chosen("deepspeed=zero2"))
+
+
+def test_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """deepspeed would look for MPI, and fail in words of its own after the target was loaded."""
+    monkeypatch.setattr(deepspeed_options, "find_spec", lambda name: name)
+    monkeypatch.delenv("RANK", raising=False)
+    check_deepspeed({})
+    with pytest.raises(ValueError, match="needs a launcher: start with deepspeed --module"):
+        check_deepspeed(chosen("deepspeed=zero1"))
+    monkeypatch.setenv("RANK", "0")
+    check_deepspeed(chosen("deepspeed=zero1"))

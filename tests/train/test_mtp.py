@@ -30,7 +30,7 @@ from train.answers import AnswerOptions
 from train.config import INTERRUPTED
 from train.data import DataOptions
 from train.hidden_cache import CacheOptions
-from train.losses import HeadLoss, LossOptions, head_loss
+from train.losses import HeadLoss, LossOptions, supervised_loss
 from train.mtp import MTPConfig, PathOptions, train_heads
 from train.shards import MANIFEST
 from train.trainer import GuardGradients, TrainerOptions
@@ -389,7 +389,7 @@ def test_non_finite_numbers_keep_the_last_good_weights(
     calls = iter(range(1, 100))
 
     def poisoned(*args: Any) -> HeadLoss:
-        loss = head_loss(*args)
+        loss = supervised_loss(*args)
         if next(calls) < 5:
             return loss
         if where == "gradient":
@@ -397,7 +397,7 @@ def test_non_finite_numbers_keep_the_last_good_weights(
             return loss
         return replace(loss, total=loss.total * float("nan"))
 
-    monkeypatch.setattr(trainer_module, "head_loss", poisoned)
+    monkeypatch.setattr(trainer_module, "supervised_loss", poisoned)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(
         ValueError, match=rf"the {where}.*at step 4; the weights of the last good step are in .*last-finite"

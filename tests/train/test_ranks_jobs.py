@@ -198,7 +198,7 @@ def test_zero_killed_and_gone_on(mtp_by_one: Path, tmp_path: Path, choice: tuple
     assert finish(tmp_path, process)[0] != 0
     assert took_s < PROMPTLY_S
     assert last_whole(tmp_path / MTP) == tmp_path / MTP / "checkpoint-20"
-    code, _, err = run(tmp_path, [*torchrun(1), *zero_words(tmp_path, 1, *choice)])
+    code, _, err = run(tmp_path, [*torchrun(1), *zero_words(tmp_path, 1, *choice)], RANK="0", WORLD_SIZE="1")
     assert code == 2
     assert "checkpoint-20 was saved by 2 processes, now 1" in err
     code, out, err = run(tmp_path, command, **ON_CPU)
