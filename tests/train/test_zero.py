@@ -15,12 +15,13 @@ def test_no_weight_is_without_dimensions(kind: str) -> None:
     head = build_head(target, HeadOptions(kind, 3))
     before = {name: weight.clone() for name, weight in head.state_dict().items()}
     ids_BT = torch.arange(20).view(2, 10)
-    states = head(target.hidden(ids_BT), ids_BT)
+    hidden_BTX = target.hidden(ids_BT, reads=head.reads)
+    states = head(hidden_BTX, ids_BT)
     give_dimensions(head)
     for weight in head.parameters():
         assert weight.requires_grad
         weight.data.view(torch.uint8)
-    assert torch.equal(head(target.hidden(ids_BT), ids_BT), states)
+    assert torch.equal(head(hidden_BTX, ids_BT), states)
     take_dimensions(head)
     after = head.state_dict()
     assert after.keys() == before.keys()
