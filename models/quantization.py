@@ -8,7 +8,6 @@ it does not: which columns stay unrounded depends on all rows of the batch, so n
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -75,10 +74,9 @@ def is_quantized(module: nn.Module) -> bool:
     return type(weight) not in (nn.Parameter, Tensor) or not weight.is_floating_point()
 
 
-def plain_copy(module: nn.Module) -> nn.Module:
-    """A deep copy in which quantised linear layers are plain ones, in float32, of the same function."""
-    plain: dict[int, Any] = {id(part): _plain(part) for part in module.modules() if is_quantized(part)}
-    return copy.deepcopy(module, plain)
+def plain_layers(module: nn.Module) -> dict[int, nn.Module]:
+    """For each quantised linear layer, by its id, a plain one of the same function, in float32: for a deep copy."""
+    return {id(part): _plain(part) for part in module.modules() if is_quantized(part)}
 
 
 @torch.no_grad()

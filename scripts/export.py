@@ -1,8 +1,8 @@
 """`python -m scripts.export CHECKPOINT OUT --to vllm|sglang|hf`: trained heads in a format that others load.
 
-vllm: Medusa heads and the recursive mtp head, checked against our own before it ends; the line that it prints serves
-them. hf: any heads, with a model card, for `generate(custom_generate=...)` of a plain transformers script, and for the
-hub (--push OWNER/NAME).
+vllm: Medusa heads, the recursive mtp head, and EAGLE-3 heads in the speculators format, checked against our own before
+it ends; the line that it prints serves them. sglang: the latter two. hf: any heads, with a model card, for
+`generate(custom_generate=...)` of a plain transformers script, and for the hub (--push OWNER/NAME).
 """
 
 import argparse

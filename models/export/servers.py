@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from models.checkpoint import load_heads, read_config
+from models.export.eagle3 import export_sglang, export_speculators
 from models.export.hf import export_hf
 from models.export.mtp_layer import VLLM_OVERRIDES, export_mtp
 from models.export.vllm import export_medusa
 from models.heads.base import DraftHead
+from models.heads.eagle3 import Eagle3Head
 from models.heads.medusa import MedusaHeads
 from models.heads.mtp import MTPHead
 from models.target import Target
@@ -27,14 +29,14 @@ NOT_BLANK = (
 )
 # (server, kind of head) -> why not, after reading both servers' sources (vLLM 0.32, SGLang's main of 2026).
 REFUSALS = {
-    (VLLM, "hydra"): f"nothing in vLLM {_READS_DRAFTS}; train heads=medusa, which it serves, or {INSTEAD}",
-    (VLLM, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
-    (SGLANG, "eagle3"): f"its layout is not written here yet; {INSTEAD}",
-    (SGLANG, "medusa"): (
-        "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); serve them with "
-        f"--to vllm, or {INSTEAD}"
+    (VLLM, "hydra"): (
+        f"nothing in vLLM {_READS_DRAFTS}; train heads=eagle3, mtp or medusa, which it serves, or {INSTEAD}"
     ),
-    (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; {INSTEAD}",
+    (SGLANG, "medusa"): (
+        "SGLang has no Medusa drafter (it has EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM and DFLASH); train heads=eagle3, "
+        f"which it serves, serve them with --to vllm, or {INSTEAD}"
+    ),
+    (SGLANG, "hydra"): f"nothing in SGLang {_READS_DRAFTS}; train heads=eagle3 or mtp, which it serves, or {INSTEAD}",
 }
 
 
@@ -57,7 +59,9 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
     target's dtype, as this project's decoder runs them, and to the hub as they were trained. ValueError as
     `check_exportable` and `load_heads`.
     """
-    check_exportable(checkpoint, server)
+    kind = check_exportable(checkpoint, server).get("head", {}).get("kind")
+    if token_map and kind != "medusa":
+        raise ValueError(f"--token-map: only Medusa heads have one in vLLM, and these are {kind} heads; leave it out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already, and not empty; give a new folder, or remove it first")
     if server == HF:
@@ -66,10 +70,17 @@ def export(checkpoint: Path, folder: Path, server: str, target: Target, token_ma
     head = load_heads(checkpoint, target, torch.float32)
     if isinstance(head, MTPHead):
         export_mtp(head, folder, target.dtype)
-        line = _vllm(target, folder, "mtp", head) if server == VLLM else _sglang(target, folder, head)
+        line = _vllm(target, folder, "mtp", head) if server == VLLM else _sglang(target, folder, "NEXTN", head)
         return line if head.options.blank_first else f"{NOT_BLANK}\n{line}"
+    head.to(target.dtype)
+    if isinstance(head, Eagle3Head) and server == SGLANG:
+        export_sglang(head, folder)
+        return _sglang(target, folder, "EAGLE3", head)
+    if isinstance(head, Eagle3Head):
+        export_speculators(head, folder)
+        return _vllm(target, folder, "eagle3", head)
     assert isinstance(head, MedusaHeads)
-    export_medusa(head.to(target.dtype), folder, token_map)
+    export_medusa(head, folder, token_map)
     return _vllm(target, folder, "medusa", head)  # all of its heads draft there, whatever is asked for
 
 
@@ -79,11 +90,11 @@ def _vllm(target: Target, folder: Path, method: str, head: DraftHead) -> str:
     return f"vllm serve {target.name} {overrides}--speculative-config '{json.dumps(options)}'"
 
 
-def _sglang(target: Target, folder: Path, head: DraftHead) -> str:
+def _sglang(target: Target, folder: Path, algorithm: str, head: DraftHead) -> str:
     """A chain of K drafts, and the root's own token behind the last verified one counts there, too."""
     count = head.num_draft_tokens
     return (
-        f"python -m sglang.launch_server --model-path {target.name} --speculative-algorithm NEXTN "
+        f"python -m sglang.launch_server --model-path {target.name} --speculative-algorithm {algorithm} "
         f"--speculative-draft-model-path {folder} --speculative-num-steps {count} --speculative-eagle-topk 1 "
         f"--speculative-num-draft-tokens {count + 1}"
     )

@@ -66,9 +66,9 @@ def decode_theirs(work: Path) -> None:
     asked = json.loads((work / "ours.json").read_text())
     count = asked["num_draft_tokens"]
     served = json.loads((work / "served" / "config.json").read_text())
-    method = "medusa" if served["model_type"] == "medusa" else "mtp"
+    method = served.get("speculators_model_type") or ("medusa" if served["model_type"] == "medusa" else "mtp")
     # vLLM's MTP class reads the target's config, which has to say that there is such a layer.
-    overrides = {} if method == "medusa" else {"num_nextn_predict_layers": 1}
+    overrides = {"num_nextn_predict_layers": 1} if method == "mtp" else {}
     llm = LLM(
         asked["model"],
         dtype="float32",

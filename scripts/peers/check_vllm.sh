@@ -4,7 +4,8 @@
 #
 #   bash scripts/peers/check_vllm.sh medusa      train small Medusa heads first, if there are none (the default)
 #   bash scripts/peers/check_vllm.sh mtp         the same with the recursive head
-#   bash scripts/peers/check_vllm.sh CHECKPOINT  heads of `python -m train.mtp +model=smollm2 heads=medusa|mtp`
+#   bash scripts/peers/check_vllm.sh eagle3      the same with an EAGLE-3 head
+#   bash scripts/peers/check_vllm.sh CHECKPOINT  heads of `python -m train.mtp +model=smollm2 heads=...`, one of these kinds
 #
 # Not part of the tests: vLLM is some 3 GB, in an environment of its own (FORETOKEN_VLLM_ENV, .venv-vllm by default). Both
 # run in float32, one after the other: in bfloat16 near ties fall either way.
@@ -21,7 +22,7 @@ work=outputs/check_vllm
 server_env=${FORETOKEN_VLLM_ENV:-$PWD/.venv-vllm}
 kind=${1:-medusa}
 case $kind in
-medusa | mtp) checkpoint=$work/$kind/$kind ;;
+medusa | mtp | eagle3) checkpoint=$work/$kind/$kind ;;
 *) checkpoint=$kind ;;
 esac
 

@@ -16,7 +16,8 @@ from models.decoding.drafters.model import load_draft
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
 from models.heads import HEAD_KINDS, HeadOptions, build_head
-from models.quantization import INT8, NF4, NONE, is_quantized, plain_copy, plain_tensors
+from models.placement import plain_copy
+from models.quantization import INT8, NF4, NONE, is_quantized, plain_tensors
 from models.target import Target, TargetOptions, load_target
 from models.tiny import make_tiny_target
 from scripts.generate import choose_target, make_parser

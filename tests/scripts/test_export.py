@@ -9,6 +9,7 @@ import torch
 
 from models.checkpoint import load_heads, save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
+from models.export.eagle3_served import read_sglang, read_speculators
 from models.export.mtp_layer import read_mtp
 from models.export.servers import REFUSALS, SERVERS
 from models.export.vllm import read_medusa
@@ -49,6 +50,34 @@ def test_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert read_medusa(out).config["dtype"] == "float32"
 
 
+def test_eagle3_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "served"
+    code, printed, _ = run(capsys, checkpoints / "eagle3", out, "--to", "vllm")
+    assert code == 0
+    command, options = printed.split("--speculative-config ")
+    assert command == "vllm serve tiny "
+    assert json.loads(options.strip().strip("'")) == {
+        "method": "eagle3",
+        "model": str(out),
+        "num_speculative_tokens": 3,
+    }
+    assert read_speculators(out).reads == (0, 1, 2)
+
+
+def test_eagle3_to_sglang(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "served"
+    code, printed, _ = run(capsys, checkpoints / "eagle3", out, "--to", "sglang", "--dtype", "bfloat16")
+    assert code == 0
+    assert printed.split() == [
+        *("python", "-m", "sglang.launch_server", "--model-path", "tiny", "--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(out), "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", "4"),
+    ]
+    served = read_sglang(out)
+    assert served.reads == (0, 1, 2)
+    assert {tensor.dtype for tensor in served.tensors.values()} == {torch.bfloat16}
+
+
 def test_the_recursive_head_to_vllm(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, _ = run(capsys, checkpoints / "mtp", tmp_path / "served", "--to", "vllm")
     assert code == 0
@@ -75,6 +104,12 @@ def test_the_recursive_head_to_sglang(checkpoints: Path, tmp_path: Path, capsys:
 def test_a_map_is_vllms(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = run(capsys, checkpoints / "mtp", tmp_path / "out", "--to", "hf", "--token-map")
     assert (code, error) == (2, "error: --token-map with --to hf: only --to vllm has one; leave it out\n")
+    for kind in ("mtp", "eagle3"):
+        code, _, error = run(capsys, checkpoints / kind, tmp_path / "out", "--to", "vllm", "--token-map")
+        assert code == 2
+        assert error == (
+            f"error: --token-map: only Medusa heads have one in vLLM, and these are {kind} heads; leave it out\n"
+        )
 
 
 def test_in_another_dtype(checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +142,8 @@ def test_heads_that_a_server_has_no_place_for(
 
 
 def test_each_server_takes_or_refuses_each_kind() -> None:
-    taken = {("vllm", "medusa"), ("vllm", "mtp"), ("sglang", "mtp"), *(("hf", kind) for kind in HEAD_KINDS)}
+    taken = {("hf", kind) for kind in HEAD_KINDS} | {("vllm", "medusa")}
+    taken |= {(server, kind) for server in ("vllm", "sglang") for kind in ("mtp", "eagle3")}
     assert taken | REFUSALS.keys() == {(server, kind) for server in SERVERS for kind in HEAD_KINDS}
     assert not taken & REFUSALS.keys()
 

@@ -30,7 +30,7 @@ from train.answers import AnswerOptions
 from train.config import INTERRUPTED
 from train.data import DataOptions
 from train.hidden_cache import CacheOptions
-from train.losses import HeadLoss, LossOptions, head_loss
+from train.losses import HeadLoss, LossOptions, supervised_loss
 from train.mtp import MTPConfig, PathOptions, train_heads
 from train.shards import MANIFEST
 from train.trainer import GuardGradients, TrainerOptions
@@ -281,7 +281,7 @@ def test_other_options_do_not_go_on_from_an_old_run(config: MTPConfig) -> None:
     [
         ({"heads": HeadOptions(kind="eagle9")}, r"heads\.kind='eagle9' is unknown"),
         ({"heads": HeadOptions(kind="mtp", num_layers=9)}, r"heads\.num_layers=9"),
-        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, "saving steps"),
+        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, r"trainer\.save_steps=6: must be a multiple of"),
     ],
 )
 def test_options_that_do_not_fit_stop_before_any_prompt_is_answered(
@@ -389,7 +389,7 @@ def test_non_finite_numbers_keep_the_last_good_weights(
     calls = iter(range(1, 100))
 
     def poisoned(*args: Any) -> HeadLoss:
-        loss = head_loss(*args)
+        loss = supervised_loss(*args)
         if next(calls) < 5:
             return loss
         if where == "gradient":
@@ -397,7 +397,7 @@ def test_non_finite_numbers_keep_the_last_good_weights(
             return loss
         return replace(loss, total=loss.total * float("nan"))
 
-    monkeypatch.setattr(trainer_module, "head_loss", poisoned)
+    monkeypatch.setattr(trainer_module, "supervised_loss", poisoned)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(
         ValueError, match=rf"the {where}.*at step 4; the weights of the last good step are in .*last-finite"
