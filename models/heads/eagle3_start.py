@@ -71,8 +71,8 @@ def guess_linearly(
     if num_tokens <= needed:
         if texts:
             warnings.warn(
-                f"first weights stay random: {num_tokens} tokens of text are too few to fit them to, more than {needed} "
-                "are needed; raise trainer.start_tokens, or give more text",
+                f"first weights stay random: {num_tokens} tokens of text are too few to fit them to, more than "
+                f"{needed} are needed; raise trainer.start_tokens, or give more text",
                 stacklevel=3,
             )
         return None
