@@ -49,7 +49,8 @@ class TrainerOptions:
     a longer held-out block before it stops, 0 never. autocast: bf16 matrix products over float32 master weights, on
     a machine that has them (see `models.target.resolve_dtype`).
     max_length: tokens of prompt and answer that are used. start_tokens: training text that the first weights of an mtp
-    head are fitted to, 0 for none.
+    or eagle3 head are fitted to, 0 for none; they need more of
+    it than 4 (mtp) or 16 (eagle3) times the hidden size.
     """
 
     num_train_epochs: float = 3.0

@@ -13,6 +13,7 @@ stream behind the first i layers, and [2, n / 2, n - 3] of n layers is its defau
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from models.decoding.cache import RaggedCache
 from models.heads.base import HeadOptions
+from models.heads.eagle3_start import guess_linearly, write_attention
 from models.heads.recursive import RecursiveHead, RMSNorm
 from models.target import Target
 
@@ -94,6 +96,18 @@ class Eagle3Head(RecursiveHead):
         norm = self.target.get.decoder.get_submodule("norm")
         ones = torch.ones(self.hidden_size, device=self.target.get.device, dtype=self.target.get.dtype)
         self.norm.weight.copy_(norm(ones))
+
+    @torch.no_grad()
+    def fit_start(self, texts: Sequence[Tensor]) -> None:
+        """Set `fc` and the attention to a least-squares guess of what the target's last layer gives next.
+
+        See `eagle3_start`. With too little text all stays as it was.
+        """
+        layer: nn.Module = self.layers[0]
+        guess = guess_linearly(self.target.get, self.reads, layer.get_submodule("input_layernorm"), texts)
+        if guess is not None:
+            self.fc.weight.copy_(guess.fuse)
+            write_attention(layer.get_submodule("self_attn"), self.config, guess)
 
     def _enter(self, hidden_BTH: Tensor) -> Tensor:
         """The target's pass [B, T, 4H] -> the three streams in one, [B, T, H]; the final hidden state is not read."""
