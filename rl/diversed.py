@@ -110,7 +110,6 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
     policy = check_options(config)
     reward, reward_name = load_reward(config.reward.spec, config.reward.options)
     folder = Path(config.output_dir)
-    require_same_batch(folder, config.trainer)
     load = load_testbed_datasets if config.model.source == TESTBED else load_datasets
     train, heldout = load(config.data, config.heldout_prompts)
     if len(train) < config.trainer.prompts_of_a_rollout:
@@ -183,6 +182,9 @@ def check_options(config: DiversedConfig) -> PolicyOptions:
             raise ValueError(f"{name}={getattr(config, name)}: must be at least 0")
     config.floor.check()
     config.collapse.check()
+    config.trainer.check_sizes()
+    # Before the rest: with another number of processes some of it may not hold, and this says what to set.
+    require_same_batch(Path(config.output_dir), config.trainer)
     config.trainer.check()
     require_temperature_alone(GenerationParams(sampling=SamplingParams(config.trainer.temperature)))
     EnsembleOptions(**asdict(config.ensemble), draft_size=1, target_size=1)

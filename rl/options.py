@@ -84,8 +84,20 @@ class RLOptions:
             rollout_batch_size=0,
         )
 
+    def check_sizes(self) -> None:
+        """ValueError for a number that nothing can be divided by."""
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"trainer.{name}={getattr(self, name)}: must be at least 1")
+        if self.steps_per_generation < 0:
+            raise ValueError(
+                f"trainer.steps_per_generation={self.steps_per_generation}: must be at least 1, or 0 for "
+                "trainer.gradient_accumulation_steps"
+            )
+
     def check(self) -> None:
         """ValueError for options that do not fit each other."""
+        self.check_sizes()
         if self.num_generations < 2:
             raise ValueError(
                 f"trainer.num_generations={self.num_generations}: must be at least 2, since the other completions of a "
@@ -93,7 +105,7 @@ class RLOptions:
             )
         size = self.per_device_train_batch_size * self.steps_of_a_rollout * num_ranks()
         processes = f" * {num_ranks()} processes" if num_ranks() > 1 else ""
-        if self.per_device_train_batch_size < 1 or size % self.num_generations:
+        if size % self.num_generations:
             raise ValueError(
                 f"a rollout has trainer.per_device_train_batch_size * steps_per_generation{processes} = {size} "
                 f"completions: must be a multiple of trainer.num_generations={self.num_generations}"

@@ -44,5 +44,5 @@ def require_same_options(options: Mapping[str, Any]) -> None:
             if theirs[name] != value:
                 raise ValueError(
                     f"{name} is {value!r} in process 0 and {theirs[name]!r} in process {number}: start all of them "
-                    "with the same words, and a sweep that draws its values (sweep=optuna) as one process"
+                    "with the same words; a sweep that draws its values needs a seed (hydra.sweeper.sampler.seed)"
                 )

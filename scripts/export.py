@@ -31,6 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", help="hub name, local folder or file in conf/model, if not the checkpoint's own")
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES), help="of the target, and of what a server loads")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
+    parser.add_argument("--chat-template", metavar="FILE", help="that heads were trained with (model.chat_template)")
     parser.set_defaults(draft=None)
     return parser
 

@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 from omegaconf import OmegaConf
 
-from models.checkpoint import read_target_name
+from models.checkpoint import read_target_name, read_target_quantization
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.options import (
     KINDS,
@@ -116,9 +116,11 @@ def choose_target(arguments: argparse.Namespace) -> TargetOptions:
     options = find_target(arguments.target or read_target_name(arguments.checkpoint))
     return replace(
         options,
+        quantization=read_target_quantization(arguments.checkpoint) if arguments.checkpoint else options.quantization,
         dtype=arguments.dtype or options.dtype,
         device=arguments.device or options.device,
         draft=arguments.draft or options.draft,
+        chat_template=arguments.chat_template or options.chat_template,
     )
 
 
@@ -222,6 +224,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", help="hub name, local folder or file in conf/model, if not the checkpoint's own")
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES), help="of the target")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="in place of the tokenizer's own, as model.chat_template"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     return parser
 

@@ -3,10 +3,12 @@
 After room was made the same command goes on, and ends as if nothing had been.
 """
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +38,7 @@ from train import hidden_cache
 from train.checkpoints import newest_first
 from train.distill_student import Student
 from train.hidden_cache import CachedRows, build_cache
+from train.jsonl_logger import JsonlLogger
 from train.lora import LoraOptions
 from train.mtp import MTPConfig, train_heads
 from train.trainer import HeadTrainer
@@ -212,6 +215,22 @@ def test_hidden_states(small_disk: SmallDisk, target: Target, tmp_path: Path, mo
 
 
 # Training
+
+
+def test_a_log(small_disk: SmallDisk) -> None:
+    """A resumed run drops the lines of steps that it does again: the old log stays where the new one has no room."""
+    path = small_disk.folder / "log.jsonl"
+    logger = JsonlLogger(path)
+    path.write_text("".join(f'{{"step": {step}, "text": "{"x" * 50}"}}\n' for step in range(200)))
+    state: Any = SimpleNamespace(is_world_process_zero=True, global_step=150)
+    nothing: Any = None
+    refused(lambda: logger.on_train_begin(nothing, state, nothing), small_disk, PAGE_BYTES, path)
+    small_disk.leave(PAGE_BYTES)
+    with pytest.raises(DiskFull, match=r"log\.jsonl could not be written"):
+        logger.on_log(nothing, state, nothing, {"text": "x" * 2**14})
+    small_disk.clear()
+    logger.on_train_begin(nothing, state, nothing)  # a line that was cut is dropped
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(151))
 
 
 def fill_before_step(monkeypatch: pytest.MonkeyPatch, trainer: type, step: int, disk: SmallDisk, free: int) -> None:

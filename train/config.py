@@ -19,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from train.completion import script_for
 from train.presets import CONF, preset_names
 from train.ranks import is_main, num_ranks, rank, take_up_launcher
 from train.wandb_run import wandb_run
@@ -121,6 +122,9 @@ def entry(
         def command() -> Any:
             if (spec := _started_as(main)) is not None:
                 return getattr(import_module(spec), main.__name__)()
+            if (script := script_for(sys.argv[1:])) is not None:
+                print(script)
+                return None
             sys.argv[1:] = words_of_rank(sys.argv[1:])
             return wrapped()
 

@@ -36,11 +36,14 @@ class DataOptions:
     """
 
     source: str = "instructions"
-    # A local JSONL file or folder, read in place of the hub (gsm8k, mbpp, ...) or of Python's own library (stdlib).
+    # A local JSONL or Parquet file or folder, read in place of the hub (gsm8k, mbpp, ...) or of Python's own library
+    # (stdlib).
     path: str = ""
     dataset: str = ""
     dataset_config: str = ""
     dataset_split: str = ""
+    # Read max_prompts rows of the hub's set as they come, instead of fetching all of it and drawing among all rows.
+    streaming: bool = False
     prompt_column: str = ""
     answer_column: str = ""
     # The task of rows that name none (jsonl, hub).
@@ -102,7 +105,8 @@ def _load_source(entry: str, options: DataOptions) -> list[Prompt]:
                 "data.source=jsonl needs data.path=FILE, one JSON object a line with `prompt` or `messages`"
             )
         return jsonl.load(Path(path), options.default_task, fraction)
-    return hub.load(source, _hub_set(source, path, options), path, fraction, options.max_prompts, options.seed)
+    hub_set = _hub_set(source, path, options)
+    return hub.load(source, hub_set, path, fraction, options.max_prompts, options.seed, options.streaming)
 
 
 def _hub_set(source: str, path: str, options: DataOptions) -> hub.HubSet:
@@ -134,6 +138,8 @@ def _check(options: DataOptions) -> None:
         raise ValueError(f"data.source={options.source!r} is unknown; choose one of {', '.join(SOURCES)}")
     if not 0 <= options.heldout_fraction <= 1:
         raise ValueError(f"data.heldout_fraction={options.heldout_fraction} must lie in [0, 1]")
+    if options.streaming:
+        _check_streaming(options)
     if options.max_prompts < 0:
         raise ValueError(f"data.max_prompts={options.max_prompts} must be positive, or 0 for all prompts")
     if not options.languages or not set(options.languages) <= set(LANGUAGES):
@@ -147,6 +153,15 @@ def _check(options: DataOptions) -> None:
         raise ValueError("data.path with data=mixed: say which source it is for, as in 'data.sources=[\"gsm8k=FILE\"]'")
     if unknown := [entry for entry in entries if entry not in SOURCES or entry == "mixed"]:
         raise ValueError(f"data.sources names {', '.join(unknown)}; choose among {', '.join(SOURCES[:-1])}")
+
+
+def _check_streaming(options: DataOptions) -> None:
+    """ValueError where nothing comes as a stream, or it would never end."""
+    of_hub = [entry for entry in options.sources or [options.source] if entry in (*hub.KNOWN, "hub")]
+    if not of_hub or options.path:
+        raise ValueError(f"data.streaming=true is for sets of the hub; data.source={options.source} is read as it is")
+    if not options.max_prompts:
+        raise ValueError("data.streaming=true reads data.max_prompts rows and no more: set data.max_prompts")
 
 
 def fresh_prompts(options: DataOptions) -> list[Prompt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -15,20 +16,36 @@ FROM_OPTIONS = {
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
 }
-# Under stage 3 no process has the whole head, which the loss and the held-out decoding read outside of its forward.
-LAST_STAGE = 2
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+# The stage under which weights are split, too.
+SHARDS_WEIGHTS = 3
 
 
 def check_deepspeed(options: Mapping[str, Any]) -> None:
-    """ValueError where deepspeed is asked for and not installed, or asked for what draft heads cannot have."""
+    """ValueError where deepspeed is asked for and not installed, or nothing has launched this process for it."""
     if not options:
         return
     if find_spec("deepspeed") is None:
         raise ValueError(
-            "deepspeed=zero1|zero2 needs a package that is not installed: pip install 'foretoken[deepspeed]'"
+            "deepspeed=zero1|zero2|zero3 needs a package that is not installed: pip install 'foretoken[deepspeed]'"
         )
-    if (stage := zero_stage(options)) > LAST_STAGE:
-        raise ValueError(f"deepspeed.zero_optimization.stage={stage}: draft heads train under stages 0 to {LAST_STAGE}")
+    if "RANK" not in os.environ:
+        raise ValueError(
+            "deepspeed=zero1|zero2|zero3 needs a launcher: start with deepspeed --module train.mtp, or with "
+            "torchrun --nproc-per-node N -m train.mtp"
+        )
+
+
+def compile_nothing(device: str) -> None:
+    """Keep deepspeed on CPUs from compiling its own all-reduce, for which gloo serves.
+
+    It takes minutes on a slow machine, and a job that is ended meanwhile leaves a lock that the next one waits for.
+    Call before the processes meet.
+    """
+    if device.startswith("cpu"):
+        import deepspeed.ops
+
+        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
 
 
 def zero_stage(options: Mapping[str, Any]) -> int:

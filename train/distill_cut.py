@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from models.quantization import NONE
 from models.target import Target
 
 # Lists of a model's configuration that have an entry a layer.
@@ -53,6 +54,11 @@ def cut_layers(target: Target, num_kept: int) -> Target:
     num_layers = len(target.layers())
     if not 1 <= num_kept < num_layers:
         raise ValueError(f"cut.layers={num_kept} must be at least 1 and less than the target's {num_layers} layers")
+    if target.quantization != NONE:
+        raise ValueError(
+            f"cut.layers={num_kept} with model.quantization={target.quantization}: cut the draft from the target's "
+            "plain weights, or name a draft model with model.draft"
+        )
     kept = spread_evenly(num_layers, num_kept)
     config = copy.deepcopy(target.config)
     if hasattr(config, "quantization_config"):

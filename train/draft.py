@@ -16,6 +16,7 @@ from omegaconf import MISSING
 from transformers import set_seed
 
 from models.files import write_text
+from models.placement import require_one_device
 from models.target import Target, TargetOptions, load_target
 from train.answers import AnswerOptions
 from train.checkpoints import last_whole
@@ -75,6 +76,7 @@ class DraftConfig:
 def train_draft(config: DraftConfig) -> float:
     """Run all stages; returns the held-out mean block length (the metric for sweeps)."""
     check_logger(config.logger)
+    require_one_device(config.model.device_map, "train.draft")
     set_seed(config.trainer.seed)
     target = load_target(config.model)
     fingerprint = target.fingerprint()

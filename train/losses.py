@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.heads import DraftHead
-from train.targets import HeadTargets
+from train.targets import HeadTargets, draft_bases, line_up
 
 # The overlap's logarithm is taken no lower than this, where the gradient of `lk` would only be noise.
 MIN_OVERLAP = 1e-6
@@ -83,6 +83,26 @@ def head_loss(head: DraftHead, targets: HeadTargets, options: LossOptions) -> He
     weights = [head.output_weight(step) for step in range(1, num_steps + 1)]
     total, loss_K, correct_K = _ChunkedLoss.apply(targets.states_KNH, head, targets, options, *weights)
     return HeadLoss(total, loss_K, correct_K, targets.valid_KN.sum(dim=1))
+
+
+def supervised_loss(
+    model: nn.Module,
+    head: DraftHead,
+    hidden_BTH: Tensor,
+    input_ids_BT: Tensor,
+    loss_mask_BT: Tensor,
+    log_normaliser_BT: Tensor | None,
+    options: LossOptions,
+) -> HeadLoss:
+    """The loss of all heads on a batch. model: the head itself, or what wraps it for training.
+
+    hidden_BTH: with the layers that the head reads, see `Target.hidden`.
+    """
+    bases_BS = draft_bases(loss_mask_BT)
+    states_KBSH = model(hidden_BTH, input_ids_BT, bases_BS)
+    final_BTH = head.target.get.final(hidden_BTH)
+    targets = line_up(states_KBSH, bases_BS, final_BTH, input_ids_BT, loss_mask_BT, log_normaliser_BT)
+    return head_loss(head, targets, options)
 
 
 class _ChunkedLoss(torch.autograd.Function):

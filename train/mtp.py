@@ -20,7 +20,7 @@ from train.answers import AnswerOptions
 from train.checkpoints import last_whole, remove_unfinished
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
-from train.deepspeed_options import check_deepspeed
+from train.deepspeed_options import check_deepspeed, compile_nothing
 from train.examples import first_texts, most_frequent_tokens
 from train.hidden_cache import CacheOptions, split_rows
 from train.jsonl_logger import check_logger, log_callbacks
@@ -77,7 +77,10 @@ def train_heads(config: MTPConfig) -> float:
     set_seed(config.trainer.seed)
     folder = Path(config.paths.heads)
     require_resumable(folder, config.trainer, config.deepspeed)
-    join(resolve_device(config.model.device))
+    device = resolve_device(config.model.device)
+    if config.deepspeed:
+        compile_nothing(device)
+    join(device)
     with main_first():
         target = load_target(config.model)
     fingerprint = target.fingerprint()
@@ -127,6 +130,7 @@ def train_heads(config: MTPConfig) -> float:
         "accuracy_by_rank": trainer.accuracy_by_rank(heldout_rows),
         "on": "held-out answers, simulated",
     }
+    head = trainer.finished()
     if is_main():
         save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
     if config.log_checkpoint:
@@ -147,12 +151,22 @@ def _fit(trainer: HeadTrainer, folder: Path, last: str | None) -> None:
     try:
         trainer.train(resume_from_checkpoint=last)
     except NonFinite as error:
-        kept = folder / "last-finite"
-        save_heads(kept, trainer.head, {"stopped": str(error)})
         raise ValueError(
-            f"{error}; the weights of the last good step are in {kept}. "
+            f"{error}; {_keep_last_finite(trainer, folder, error)}. "
             "Lower trainer.learning_rate, or raise trainer.warmup_steps, with another paths.heads"
         ) from error
+
+
+def _keep_last_finite(trainer: HeadTrainer, folder: Path, error: NonFinite) -> str:
+    """Save the weights of the last good step where this process has them; says where they are.
+
+    deepspeed's engine has no place for a guard between gradients and step, and under stage 3 all processes must save.
+    """
+    if trainer.args.deepspeed:
+        return f"the weights of the last good checkpoint are in {last_whole(folder) or 'none yet'}"
+    kept = folder / "last-finite"
+    save_heads(kept, trainer.head, {"stopped": str(error)})
+    return f"the weights of the last good step are in {kept}"
 
 
 def provenance(config: MTPConfig, text_digest: str, num_examples: int, trainer: HeadTrainer) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from omegaconf import MISSING
 from trl import SFTConfig, SFTTrainer
 
 from models.files import require_disk, whole_folder, write_text
+from models.placement import require_one_device
+from models.quantization import NONE
 from models.target import AUTO, Target, TargetOptions, load_target, resolve_device, resolve_dtype
 from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
@@ -147,6 +149,12 @@ def tune(config: SFTRunConfig) -> float:
 def check_options(config: SFTRunConfig) -> None:
     """ValueError for an option out of range, before anything is loaded."""
     check_logger(config.logger)
+    if config.model.quantization != NONE:
+        raise ValueError(
+            f"model.quantization={config.model.quantization}: tuning changes plain weights; leave it out here, and "
+            "quantise what was tuned"
+        )
+    require_one_device(config.model.device_map, "train.sft")
     if config.heldout_examples < 1:
         raise ValueError(f"heldout_examples={config.heldout_examples} must be at least 1")
     config.trainer.check()

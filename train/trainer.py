@@ -23,13 +23,13 @@ from models.heads import DraftHead
 from models.target import AUTO, Target, resolve_dtype
 from train.acceptance import Simulated, accept_probabilities, accuracy_by_rank, answer_spans, rank_hits, simulate
 from train.checkpoints import WholeCheckpoints
-from train.deepspeed_options import complete
+from train.deepspeed_options import SHARDS_WEIGHTS, complete, zero_stage
 from train.examples import BucketSampler, Row, WithBlanks, collate
 from train.hidden_cache import answer_positions, log_normalisers
 from train.jsonl_logger import report_to
-from train.losses import LossOptions, head_loss
+from train.losses import HeadLoss, LossOptions, supervised_loss
 from train.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks, sum_over_ranks
-from train.targets import draft_bases, line_up
+from train.zero import HeadWithLoss, give_dimensions, take_dimensions
 
 BEST_METRIC = "eval_block_length"
 
@@ -127,9 +127,14 @@ class AnswerTrainer(NoStepTooMany):
 class HeadTrainer(AnswerTrainer):
     """Trainer whose model is a DraftHead and whose metric is the simulated mean block length."""
 
-    def __init__(self, head: DraftHead, loss: LossOptions, sampling: SamplingParams, **kwargs: Any) -> None:
-        super().__init__(head, **kwargs)
-        self.head = head
+    def __init__(
+        self, head: DraftHead, loss: LossOptions, sampling: SamplingParams, args: TrainingArguments, **kwargs: Any
+    ) -> None:
+        self.sharded = HeadWithLoss(head, loss) if zero_stage(args.deepspeed or {}) == SHARDS_WEIGHTS else None
+        if args.deepspeed:
+            give_dimensions(head)
+        super().__init__(head if self.sharded is None else self.sharded, args=args, **kwargs)
+        self._head = head
         self.loss_options = loss
         self.sampling = sampling
 
@@ -141,20 +146,31 @@ class HeadTrainer(AnswerTrainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Tensor:
         hidden_BTH, normaliser_BT = self._teacher(inputs)
-        bases_BS = draft_bases(inputs["loss_mask"])
-        states_KBSH = model(hidden_BTH, inputs["input_ids"], bases_BS)
-        final_BTH = self.head.target.get.final(hidden_BTH)
-        targets = line_up(states_KBSH, bases_BS, final_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
+        batch = (hidden_BTH, inputs["input_ids"], inputs["loss_mask"], normaliser_BT)
         num_tokens = inputs["loss_mask"].sum() if num_items_in_batch is None else num_items_in_batch
-        is_empty = num_ranks() == 1 and not targets.valid_KN.any()  # one of several may have blank rows alone
+        if self.sharded is None:
+            loss = supervised_loss(model, self._head, *batch, self.loss_options)
+        else:
+            loss = HeadLoss(*model(*batch))
+        is_empty = num_ranks() == 1 and not loss.count_K.any()  # one of several may have blank rows alone
         if is_empty or not num_tokens > 0:
             raise ValueError("a batch has no answer token to draft; check the loss masks and trainer.max_length")
-        loss = head_loss(self.head, targets, self.loss_options)
         if not torch.isfinite(loss.total):
             raise NonFinite(f"the loss is {loss.total.item()} at step {self.state.global_step}")
         self._book(loss_K=loss.loss_K, correct_K=loss.correct_K, count_K=loss.count_K)
         # With several processes gradients are averaged, while num_items_in_batch counts all of them.
         return loss.total / num_tokens * (self.accelerator.num_processes if num_items_in_batch is not None else 1)
+
+    @property
+    def head(self) -> DraftHead:
+        """The head with the weights of now; where it is sharded, a copy, for which all processes must ask."""
+        return self._head if self.sharded is None else self.sharded.whole()
+
+    def finished(self) -> DraftHead:
+        """The head as it is saved, after training. All processes must ask."""
+        head = self.head
+        take_dimensions(head)
+        return head
 
     def _teacher(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, T, H] and log normalisers [B, T], from the cache's batch or from the target itself.
@@ -163,9 +179,9 @@ class HeadTrainer(AnswerTrainer):
         """
         if "hidden" in inputs:
             return inputs["hidden"], inputs.get("log_normaliser")
-        target = self.head.target.get
-        hidden_BTH = target.hidden(inputs["input_ids"], reads=self.head.reads)
-        if self.head.draft_vocab is None:
+        target = self._head.target.get
+        hidden_BTH = target.hidden(inputs["input_ids"], reads=self._head.reads)
+        if self._head.draft_vocab is None:
             return hidden_BTH, None
         wanted_BT = answer_positions(inputs["loss_mask"])
         flat = log_normalisers(target, target.final(hidden_BTH).flatten(0, 1), wanted_BT.flatten())
@@ -197,15 +213,17 @@ class HeadTrainer(AnswerTrainer):
 
     def simulate(self, dataset: Dataset[Row]) -> Simulated:
         """Mean block length and acceptance on these examples."""
+        head = self.head.eval()
 
         def measure(hidden_TH: Tensor, ids_T: Tensor, first: int) -> Tensor:
-            return accept_probabilities(self.head, hidden_TH, ids_T, first, self.sampling)
+            return accept_probabilities(head, hidden_TH, ids_T, first, self.sampling)
 
         return simulate(self._answers(dataset, measure))
 
     def accuracy_by_rank(self, dataset: Dataset[Row]) -> list[list[float]]:
         """How often each guess of each head is right on these examples; see `acceptance.accuracy_by_rank`."""
-        return accuracy_by_rank(self._answers(dataset, lambda *text: rank_hits(self.head, *text)))
+        head = self.head.eval()
+        return accuracy_by_rank(self._answers(dataset, lambda *text: rank_hits(head, *text)))
 
     @torch.no_grad()
     def _answers(self, dataset: Dataset[Row], measure: Callable[[Tensor, Tensor, int], Measured]) -> list[Measured]:
@@ -213,7 +231,6 @@ class HeadTrainer(AnswerTrainer):
 
         Several processes share the examples out, and each gets all that was measured, in order.
         """
-        self.head.eval()
         measured: dict[int, list[Measured]] = {}
         mine = [index for index in range(len(dataset)) if is_mine(index)]  # type: ignore[arg-type]
         for index in tqdm(mine, desc="held-out", unit="text", leave=False, disable=not is_main()):

@@ -10,7 +10,6 @@ a deviation from DeepSeek-V3, taken from EAGLE-3's training (see `recursive`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +20,7 @@ from transformers import DynamicCache
 from models.decoding.cache import RaggedCache
 from models.heads.base import HeadOptions
 from models.heads.recursive import RecursiveHead, RMSNorm
+from models.placement import plain_copy
 from models.target import Target
 
 # Size of the embedding's part in the first layer's input, relative to the state's.
@@ -49,10 +49,10 @@ class MTPHead(RecursiveHead):
         self.norm_state = RMSNorm(size, eps)
         self.norm_embedding = RMSNorm(size, eps)
         self.project = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList(copy.deepcopy(layer) for layer in target.layers()[available - options.num_layers :])
+        self.layers = nn.ModuleList(plain_copy(layer) for layer in target.layers()[available - options.num_layers :])
         for index, layer in enumerate(self.layers):
             layer.get_submodule("self_attn").layer_idx = index  # type: ignore[assignment]
-        self.norm_out: nn.Module = copy.deepcopy(target.decoder.get_submodule("norm"))
+        self.norm_out: nn.Module = plain_copy(target.decoder.get_submodule("norm"))
         self.scale = nn.Parameter(torch.ones(()))
         self.float().requires_grad_(True).to(target.device)
         self._start_blind()

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,9 +13,8 @@ PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if 
 # Languages of blocks that are not run: output, and parts of files.
 INERT = ("text", "yaml", "json")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", flags=re.M | re.S)
-# What a comment of a command may say of it: then nobody here can run it.
-MARKS = ("needs a GPU", "needs the hub", "needs an account")
-NEEDS_DEEPSPEED = "needs deepspeed"
+# What a comment of a command may say of it: then nothing here runs it, but its options are checked.
+MARKS = ("needs a GPU", "needs the hub", "needs an account", "needs deepspeed")
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 
 
@@ -42,9 +40,8 @@ class Command:
 
     @property
     def mark(self) -> str:
-        """What keeps it from being run here, "" for nothing; deepspeed only where it is not installed."""
-        marks = MARKS if find_spec("deepspeed") is not None else (*MARKS, NEEDS_DEEPSPEED)
-        return next((mark for mark in marks if mark in self.comment), "")
+        """What keeps it from being run here, "" for nothing."""
+        return next((mark for mark in MARKS if mark in self.comment), "")
 
     @property
     def module(self) -> str:

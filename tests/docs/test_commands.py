@@ -34,11 +34,11 @@ INSTEAD: dict[str, dict[str, str]] = {
         "FOLDER": "outputs/llama/draft",
         "cut.layers=8": "cut.layers=1",
     },
-    "training.md": {"DRAFT": "outputs/llama/cut", "cut.layers=8": "cut.layers=1"},
-    "decoding.md": {"reward=gsm8k": "reward=gsm8k data.path=gsm8k.jsonl"},
-    "verifier.md": {"reward=gsm8k": "reward=gsm8k data.path=gsm8k.jsonl"},
-    "serving.md": {'"meta-llama/Llama-3.1-8B-Instruct"': '"target"'},
-    "scaling.md": {},
+    "docs/training.md": {"DRAFT": "outputs/llama/cut", "cut.layers=8": "cut.layers=1"},
+    "docs/decoding.md": {"reward=gsm8k": "reward=gsm8k data.path=gsm8k.jsonl"},
+    "docs/verifier.md": {"reward=gsm8k": "reward=gsm8k data.path=gsm8k.jsonl"},
+    "docs/serving.md": {'"meta-llama/Llama-3.1-8B-Instruct"': '"target"'},
+    "docs/scaling.md": {},
 }
 SWEEP = "tests/rl/test_sweep.py::test_multirun_into_one_plot"
 # Commands that another test runs: the beginning of the line -> that test.
@@ -59,9 +59,11 @@ ELSEWHERE = {
     "wandb sweep scripts/sweeps/lambda.yaml": "tests/rl/test_sweep.py::test_wandb_makes_of_the_file_what_we_think",
 }
 # Pages that take longer than the default suite may.
-SLOW_PAGES = ("training.md", "verifier.md", "decoding.md", "serving.md", "scaling.md")
-# Whose blocks are tests of their own (test_troubleshooting).
-APART = "troubleshooting.md"
+SLOW_PAGES = ("docs/training.md", "docs/verifier.md", "docs/decoding.md", "docs/serving.md", "docs/scaling.md")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def how(command: Command) -> str:
@@ -75,7 +77,7 @@ def how(command: Command) -> str:
     raise LookupError(f"nothing runs `{command.line}`: add it to SMALL or ELSEWHERE, or mark it {' or '.join(MARKS)}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_is_accounted_for(page: Path) -> None:
     for command in commands_of(page):
         assert how(command)
@@ -116,17 +118,17 @@ def run_python(text: str, names: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.name in SLOW_PAGES)) for p in PAGES]
+    "page", [pytest.param(p, id=name_of(p), marks=[pytest.mark.slow] * (name_of(p) in SLOW_PAGES)) for p in PAGES]
 )
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    instead, names = INSTEAD.get(page.name, {}), {"__name__": "snippet"}
+    instead, names = INSTEAD.get(name_of(page), {}), {"__name__": "snippet"}
     with in_folder(tmp_path, monkeypatch):
         for name, rows in FILES.items():
             Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         tiny = make_tiny_target()
         tiny.model.save_pretrained("target")
         tiny.tokenizer.save_pretrained("target")
-        for line in BEFORE.get(page.name, []):
+        for line in BEFORE.get(name_of(page), []):
             (command,) = read_commands(line)
             run_command(command, instead, monkeypatch)
         for block in read_blocks(page.read_text(encoding="utf-8")):
@@ -168,7 +170,11 @@ def steps_of(script: str, folder: Path, *words: str) -> list[str]:
     ("script", "modules"),
     [
         ("quickstart.sh", ["train.mtp", "eval.bench"]),
-        ("diversed.sh", ["train.sft", "train.mtp", "rl.diversed", "rl.diversed", "rl.diversed", "eval.pareto"]),
+        pytest.param(
+            "diversed.sh",
+            ["train.sft", "train.mtp", "rl.diversed", "rl.diversed", "rl.diversed", "eval.pareto"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_stages_of_a_script(

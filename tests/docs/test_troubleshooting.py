@@ -6,7 +6,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,37 +18,56 @@ from tests.docs.pages import ROOT, read_blocks
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 PACKAGES = ("models", "train", "rl", "eval", "scripts")
-# Less text than this of a template could be found in anything.
-MIN_LITERAL = 15
+# A template gives a message when this share of it, or so many letters, are the template's own: less fits anything.
+MIN_SHARE, MIN_LITERAL = 0.35, 35
+ANYTHING = ".*?"
 
 
-def text_of(node: ast.expr) -> str | None:
+def text_of(node: ast.expr, constants: Mapping[str, str]) -> str | None:
     """A string expression as a regular expression, what is filled in being anything; None for what is no string."""
     if isinstance(node, ast.Constant):
         return re.escape(node.value) if isinstance(node.value, str) else None
+    if isinstance(node, ast.Name):
+        return re.escape(constants[node.id]) if node.id in constants else None
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, constants) if isinstance(node.value, ast.Name) else None
     if isinstance(node, ast.JoinedStr):
-        return "".join(".*?" if isinstance(part, ast.FormattedValue) else re.escape(part.value) for part in node.values)
+        return "".join(text_of(part, constants) or ANYTHING for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        parts = [text_of(node.left) or ".*?", text_of(node.right) or ".*?"]
-        return "".join(parts)
+        return "".join(text_of(part, constants) or ANYTHING for part in (node.left, node.right))
     return None
 
 
+def constants_of(tree: ast.Module) -> dict[str, str]:
+    """Names that stand for one text, of a module or of a function of it."""
+    return {
+        target.id: node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
 @cache
-def templates() -> list[tuple[str, str]]:
-    """Every string in the packages that has enough text of its own: its longest part, and all of it as a pattern."""
-    found = []
+def templates() -> list[tuple[str, int, str]]:
+    """Every string in the packages: its longest part, the length of all its parts, and all of it as a pattern."""
+    found = set()
     for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            pattern = text_of(node) if isinstance(node, ast.expr) else None
-            parts = [re.sub(r"\\(.)", r"\1", part) for part in (pattern or "").split(".*?")]
-            if pattern and len("".join(parts)) >= MIN_LITERAL:
-                found.append((max(parts, key=len), pattern))
-    return found
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants = constants_of(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.expr) and (pattern := text_of(node, constants)):
+                parts = [re.sub(r"\\(.)", r"\1", part) for part in pattern.split(ANYTHING)]
+                found.add((max(parts, key=len), sum(map(len, parts)), pattern))
+    return sorted(found)
 
 
 def is_raised(message: str) -> bool:
-    return any(part in message and re.fullmatch(pattern, message) for part, pattern in templates())
+    return any(
+        part in message and length >= min(MIN_LITERAL, MIN_SHARE * len(message)) and re.fullmatch(pattern, message)
+        for part, length, pattern in templates()
+    )
 
 
 def lines_of(language: str) -> Iterator[str]:

@@ -107,6 +107,7 @@ def test_config(target: Target, tmp_path: Path) -> None:
         "model_type": "llama",
         "hidden_size": 32,
         "vocab_size": 264,
+        "quantization": "none",
         "fingerprint": target.fingerprint(),
         "tokenizer_fingerprint": target.tokenizer_fingerprint(),
     }

@@ -95,6 +95,7 @@ def check_config(code: SimpleNamespace, target: Target, folder: Path) -> None:
             "model_type": "llama",
             "hidden_size": 32,
             "vocab_size": 264,
+            "quantization": "none",
             "fingerprint": target.fingerprint(),
             "tokenizer_fingerprint": target.tokenizer_fingerprint(),
         },

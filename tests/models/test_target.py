@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,41 @@ def test_wheel_source(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_device() -> None:
     assert resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_device("cpu") == "cpu"
+
+
+def test_a_chat_template_of_ones_own(saved: Path, tmp_path: Path) -> None:
+    """In place of the tokenizer's own, heard of by the fingerprint; what transformers adds to Jinja is taken, too."""
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for message in messages %}{% generation %}[{{ message['content'] }}]{% endgeneration %}"
+        "{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+    )
+    options = TargetOptions(name=str(saved), dtype="float32", device="cpu", chat_template=str(template))
+    target = load_target(options)
+    chat = [{"role": "user", "content": "Hi"}]
+    assert target.tokenizer.apply_chat_template(chat, tokenize=False) == "[Hi]"
+    assert target.tokenizer_fingerprint() != load_target(replace(options, chat_template="")).tokenizer_fingerprint()
+    tiny = load_target(replace(options, name="tiny", source="random"))
+    assert tiny.tokenizer.apply_chat_template(chat, tokenize=False) == "[Hi]"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"model\.chat_template='.*own\.jinja' cannot be read \(.*No such file"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"a\n{% for x in %}", r"is no Jinja template \(line 2: "),
+        (b"{{ messages", r"is no Jinja template \(line 1: "),
+    ],
+)
+def test_a_chat_template_that_is_none(content: bytes | None, message: str, tmp_path: Path) -> None:
+    """Before anything is loaded."""
+    file = tmp_path / "own.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_target(TargetOptions(name="no/such-model", chat_template=str(file)))
+    assert "\n" not in str(error.value)
 
 
 # Every way to fail

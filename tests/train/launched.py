@@ -44,7 +44,7 @@ def deepspeed(num_ranks: int) -> list[str]:
     return [sys.executable, "-m", *launcher]
 
 
-def words(folder: Path, num_ranks: int, *more: str, max_steps: int = 40) -> list[str]:
+def words(folder: Path, num_ranks: int, *more: str, kind: str = "medusa", max_steps: int = 40) -> list[str]:
     """train.mtp's options in `folder`, whose prompts are made; the global batch is the same for every num_ranks."""
     rows = [
         {"prompt": f"Say {i} and {i * i % 17}.", "split": "train" if i < NUM_TRAIN else "heldout"}
@@ -61,7 +61,7 @@ def words(folder: Path, num_ranks: int, *more: str, max_steps: int = 40) -> list
         "answers.shard_prompts=4",
         "cache.shard_examples=1",
         "cache.batch_tokens=256",
-        "heads=medusa",
+        f"heads={kind}",
         "heads.num_draft_tokens=3",
         "heads.own_output_head=true",
         "loss.ce=0.5",
@@ -169,10 +169,12 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    """The exported weights, which are those of the best step, and the last checkpoint's."""
+    """The exported weights, which are those of the best step, and the last checkpoint's, as its trainer names them."""
     last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    files = {"exported": folder / "model.safetensors", "last": last / "model.safetensors"}
-    return {f"{kind} {name}": tensor for kind, path in files.items() for name, tensor in load_file(path).items()}
+    exported, trained = load_file(folder / "model.safetensors"), load_file(last / "model.safetensors")
+    # Under deepspeed single numbers are vectors, and the head may be a part of what is trained.
+    plain = {f"last {name.removeprefix('head.')}": tensor.view(-1) for name, tensor in trained.items()}
+    return {f"exported {name}": tensor for name, tensor in exported.items()} | plain
 
 
 def require_same(one: Path, two: Path, weights: float = 0.0, log: float = 0.0) -> None:

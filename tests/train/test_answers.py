@@ -229,3 +229,30 @@ def test_bad_options(name: str) -> None:
 def test_unknown_engine() -> None:
     with pytest.raises(ValueError, match=r"answers\.engine='oracle' is unknown; choose one of target, server, data"):
         AnswerOptions(engine="oracle")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_processes_share_shards_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]) -> None:
+    """Each writes its own and no other's; all together what one would have written, whoever is first.
+
+    A start with another number goes on from what is there.
+    """
+    whole = answer(tmp_path / "one", shard_prompts=2)
+    folder = tmp_path / "several"
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    made: set[str] = set()
+    for rank in order:
+        monkeypatch.setenv("RANK", str(rank))
+        answer_prompts(make_tiny_target(), make_prompts(), DATA, replace(OPTIONS, shard_prompts=2), folder)
+        now = {path.name for path in folder.glob("shard-*")}
+        assert now - made == {f"shard-{index:05d}.jsonl" for index in range(5) if index % 3 == rank}
+        made = now
+    (folder / "shard-00003.jsonl").unlink()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        answer_prompts(make_tiny_target(), make_prompts(), DATA, replace(OPTIONS, shard_prompts=2), folder)
+        assert (folder / "shard-00003.jsonl").is_file() == (rank == 1)
+    assert read_answers(folder) == whole
+    for path in (tmp_path / "one").glob("*"):
+        assert (folder / path.name).read_bytes() == path.read_bytes()

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,56 @@ def test_a_folder_with_several_files_is_ambiguous(tmp_path: Path) -> None:
         load_prompts(DataOptions(source="gsm8k", path=str(tmp_path)))
 
 
+def write_parquet(path: Path, *rows: dict[str, Any]) -> Path:
+    datasets = pytest.importorskip("datasets")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {name: None for row in rows for name in row}
+    datasets.Dataset.from_list([{**names, **row} for row in rows]).to_parquet(str(path))
+    return path
+
+
+def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
+    """The same prompts, whatever the source; columns that a row leaves empty are none of its own."""
+    rows = [
+        {"prompt": "Why?", "answer": "So.", "split": "train", "note": 1},
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], "split": "heldout"},
+    ]
+    own = DataOptions(source="jsonl")
+    lines, table = _write(tmp_path / "rows.jsonl", *rows), write_parquet(tmp_path / "rows.parquet", *rows)
+    assert load_prompts(replace(own, path=str(lines))) == load_prompts(replace(own, path=str(table)))
+    columns = DataOptions(source="hub", prompt_column="prompt")
+    with pytest.raises(ValueError, match=r"rows\.parquet:2: column 'prompt' holds None"):
+        load_prompts(replace(columns, path=str(table)))
+    lines, table = _write(tmp_path / "one.jsonl", rows[0]), write_parquet(tmp_path / "one.parquet", rows[0])
+    assert load_prompts(replace(columns, path=str(lines))) == load_prompts(replace(columns, path=str(table)))
+
+
+def test_a_folder_of_the_hubs_parts(tmp_path: Path) -> None:
+    """As a snapshot of a set has them: all parts of the split, in order, and nothing of the others."""
+    for part in range(2):
+        write_parquet(tmp_path / f"train-0000{part}-of-00002.parquet", {"question": f"{part}?", "answer": "1"})
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", {"question": "test?", "answer": "1"})
+    prompts = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path)))
+    assert sorted(prompt.content() for prompt in prompts) == ["0?", "1?"]
+    (prompt,) = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path), dataset_split="test"))
+    assert prompt.content() == "test?"
+    with pytest.raises(ValueError, match=r"give the file itself, or a folder that holds dev\.jsonl"):
+        load_prompts(DataOptions(source="gsm8k", path=str(tmp_path), dataset_split="dev"))
+    write_parquet(tmp_path / "own" / "b.parquet", {"prompt": "b"})
+    _write(tmp_path / "own" / "a.jsonl", {"prompt": "a"})
+    assert {prompt.content() for prompt in _jsonl(tmp_path / "own")} == {"a", "b"}
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", *({"prompt": f"Say {i}."} for i in range(50)))
+    content = path.read_bytes()
+    for damaged in (content[:-9], content[: len(content) // 2], b"", b"{}"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"x\.parquet: not a whole Parquet file \(.*\); fetch or write") as error:
+            _jsonl(path)
+        assert "\n" not in str(error.value)
+
+
 def test_an_unreachable_hub_says_what_to_do_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"data=gsm8k: cannot read 'openai/gsm8k' from the hub") as caught:
         load_prompts(DataOptions(source="gsm8k"))
@@ -206,6 +258,58 @@ def test_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({prompt.id for prompt in prompts}) == 10
     assert all(prompt.answer == prompt.content().replace("q", "a") for prompt in prompts)
     assert {prompt.content() for prompt in prompts} != {f"q{i}" for i in range(10)}  # drawn, not the first ones
+
+
+def test_a_stream_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read as they come, as many as are asked for and the window holds, and no more."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(hub, "SHUFFLED_ROWS", 20)
+    read: list[int] = []
+    asked = []
+
+    def rows() -> Iterator[dict[str, str]]:
+        for i in range(10_000):
+            read.append(i)
+            yield {"question": f"q{i}", "answer": f"a{i}"}
+
+    def load_dataset(*args: Any, **kwargs: Any) -> Any:
+        asked.append((args, kwargs))
+        return datasets.IterableDataset.from_generator(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    options = DataOptions(source="gsm8k", max_prompts=10, streaming=True)
+    prompts = load_prompts(options)
+    assert asked == [(("openai/gsm8k", "main"), {"split": "train", "streaming": True})]
+    assert len({prompt.id for prompt in prompts}) == 10
+    assert len(read) <= 20 + 10 + 2
+    assert all(prompt.answer == prompt.content().replace("q", "a") for prompt in prompts)
+    assert {prompt.content() for prompt in prompts} != {f"q{i}" for i in range(10)}
+    assert load_prompts(options) == prompts
+    assert load_prompts(replace(options, seed=1)) != prompts
+
+    def breaking() -> Iterator[dict[str, str]]:
+        yield {"question": "q", "answer": "a"}
+        raise OSError("the connection was lost")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: datasets.IterableDataset.from_generator(breaking))
+    with pytest.raises(ValueError, match=r"cannot read 'openai/gsm8k' from the hub.*the connection was lost"):
+        load_prompts(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "gsm8k"}, r"reads data\.max_prompts rows and no more: set data\.max_prompts"),
+        (
+            {"source": "instructions", "max_prompts": 5},
+            r"sets of the hub; data\.source=instructions is read as it is",
+        ),
+        ({"source": "gsm8k", "path": "x", "max_prompts": 5}, "is for sets of the hub"),
+    ],
+)
+def test_what_cannot_be_streamed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_prompts(DataOptions(streaming=True, **options))
 
 
 def test_the_hub_client_is_not_imported_without_need() -> None:

@@ -266,3 +266,20 @@ def test_manifest_says_what_it_was_made_from(tmp_path: Path) -> None:
     assert manifest["target_fingerprint"] == target.fingerprint()
     assert manifest["tokenizer_fingerprint"] == target.tokenizer_fingerprint()
     assert manifest["text_fingerprint"] == "text"
+
+
+def test_processes_share_shards_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes its own and no other's; what they open is whole when the last is done, as one would have made it."""
+    target = make_tiny_target()
+    build(target, tmp_path / "one")
+    folder = tmp_path / "two"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ValueError, match="shard-00000"):  # the other's, which in a job is waited for
+        build(target, folder)
+    assert [path.name for path in folder.glob("shard-*")] == ["shard-00001.safetensors"]
+    monkeypatch.setenv("RANK", "0")
+    assert len(build(target, folder)) == len(make_examples())
+    assert len(list(folder.glob("shard-*"))) == 3
+    for path in (tmp_path / "one").glob("*"):
+        assert (folder / path.name).read_bytes() == path.read_bytes()

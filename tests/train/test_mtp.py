@@ -14,8 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from models.checkpoint import load_heads
+from models.decoding.decoder import Decoder
+from models.decoding.drafters.heads import HeadsDrafter
+from models.decoding.rows import GenerationParams
 from models.heads import HEAD_KINDS, HeadOptions
 from models.target import TargetOptions, load_target
+from tests.models.decoding.scripted import random_prompts
 from tests.train.interrupts import interrupt_at
 from train import answers as answers_module
 from train import hidden_cache as hidden_cache_module
@@ -26,7 +30,7 @@ from train.answers import AnswerOptions
 from train.config import INTERRUPTED
 from train.data import DataOptions
 from train.hidden_cache import CacheOptions
-from train.losses import HeadLoss, LossOptions, head_loss
+from train.losses import HeadLoss, LossOptions, supervised_loss
 from train.mtp import MTPConfig, PathOptions, train_heads
 from train.shards import MANIFEST
 from train.trainer import GuardGradients, TrainerOptions
@@ -277,7 +281,7 @@ def test_other_options_do_not_go_on_from_an_old_run(config: MTPConfig) -> None:
     [
         ({"heads": HeadOptions(kind="eagle9")}, r"heads\.kind='eagle9' is unknown"),
         ({"heads": HeadOptions(kind="mtp", num_layers=9)}, r"heads\.num_layers=9"),
-        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, "saving steps"),
+        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, r"trainer\.save_steps=6: must be a multiple of"),
     ],
 )
 def test_options_that_do_not_fit_stop_before_any_prompt_is_answered(
@@ -385,7 +389,7 @@ def test_non_finite_numbers_keep_the_last_good_weights(
     calls = iter(range(1, 100))
 
     def poisoned(*args: Any) -> HeadLoss:
-        loss = head_loss(*args)
+        loss = supervised_loss(*args)
         if next(calls) < 5:
             return loss
         if where == "gradient":
@@ -393,7 +397,7 @@ def test_non_finite_numbers_keep_the_last_good_weights(
             return loss
         return replace(loss, total=loss.total * float("nan"))
 
-    monkeypatch.setattr(trainer_module, "head_loss", poisoned)
+    monkeypatch.setattr(trainer_module, "supervised_loss", poisoned)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(
         ValueError, match=rf"the {where}.*at step 4; the weights of the last good step are in .*last-finite"
@@ -429,3 +433,24 @@ def test_target_is_bit_identical_after_training(config: MTPConfig, monkeypatch: 
     shutil.rmtree(config.paths.heads)
     with pytest.raises(AssertionError, match="the target's weights have changed"):
         train_heads(with_trainer(config, max_steps=1))
+
+
+def test_a_target_in_float16(tmp_path: Path) -> None:
+    """Hidden states, heads and decoding are in float16; text is plain decoding's, but for ties to within its steps."""
+    config = make_config(tmp_path)
+    config = replace(config, model=replace(config.model, dtype="float16"))
+    train_heads(config)
+    target = load_target(config.model)
+    head = load_heads(config.paths.heads, target)
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.float16}
+    prompts = random_prompts(5, longest=20, seed=3)
+    params = GenerationParams(24)
+    plain = Decoder(target).generate(prompts, params)
+    drafted = Decoder(target, HeadsDrafter(head), 3).generate(prompts, params)
+    for prompt, one, other in zip(prompts, plain, drafted, strict=True):
+        at = next((i for i, pair in enumerate(zip(one.tokens, other.tokens, strict=False)) if pair[0] != pair[1]), None)
+        if at is not None:
+            logits_V = target.logits(target.hidden(torch.tensor([prompt + one.tokens[:at]])))[0, -1]
+            assert (
+                abs(logits_V[one.tokens[at]] - logits_V[other.tokens[at]]) < 2**-7
+            )  # four steps of numbers of order 2

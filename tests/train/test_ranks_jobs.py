@@ -5,6 +5,7 @@ over into a second epoch, gradients are clipped (so that one that is averaged tw
 loss and gradient norm is compared, since Adam's steps by themselves do not depend on the gradient's size.
 """
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.train.launched import (
     torchrun,
     words,
 )
+from train.resume import last_whole
 
 # A launcher looks at its processes every tenth of a second, and gives the others time to end.
 PROMPTLY_S = 30.0
@@ -147,36 +149,91 @@ def test_killed_in_every_stage(
         require_same(by_one / HEADS, tmp_path / HEADS, WEIGHT_TOLERANCE, LOG_TOLERANCE)
 
 
+has_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+# Weights are gathered as they are in large heads, and not kept because they are small.
+ZERO3 = ("deepspeed=zero3", "+deepspeed.zero_optimization.stage3_param_persistence_threshold=0")
+MTP = Path("work") / "mtp"
+ZERO_STEPS = 24  # an epoch has 21
+
+
+def zero_words(folder: Path, num_ranks: int, *more: str) -> list[str]:
+    return ["train.mtp", *words(folder, num_ranks, *more, kind="mtp", max_steps=ZERO_STEPS)]
+
+
+@pytest.fixture(scope="module")
+def mtp_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recursive head, which has a weight that is a single number, by one process without deepspeed."""
+    folder = tmp_path_factory.mktemp("mtp")
+    code, _, err = run(folder, [*torchrun(1), *zero_words(folder, 1)])
+    assert code == 0, err
+    return folder
+
+
+@has_deepspeed
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
-@pytest.mark.parametrize("stage", [1, 2])
-def test_zero_ends_as_one_process(by_one: Path, tmp_path: Path, stage: int) -> None:
-    """By deepspeed's own launcher, with the optimizer's state split over two processes."""
-    code, out, err = run(
-        tmp_path, [*deepspeed(2), "train.mtp", *words(tmp_path, 2, f"deepspeed=zero{stage}")], **ON_CPU
-    )
+@pytest.mark.parametrize(
+    "choice",
+    [("deepspeed=zero1",), ("deepspeed=zero2",), ("deepspeed=zero2_offload",), ZERO3],
+    ids=["zero1", "zero2", "zero2_offload", "zero3"],
+)
+def test_zero_ends_as_one_process(mtp_by_one: Path, tmp_path: Path, choice: tuple[str, ...]) -> None:
+    """By deepspeed's own launcher, with what the stage splits split over two processes; the file is a plain one's."""
+    code, out, err = run(tmp_path, [*deepspeed(2), *zero_words(tmp_path, 2, *choice)], **ON_CPU)
     assert code == 0, err
     assert out.count("heads are in") == 1
-    require_same_shards(by_one, tmp_path)
-    require_same(by_one / HEADS, tmp_path / HEADS, WEIGHT_TOLERANCE, LOG_TOLERANCE)
-    parts = {path.name for path in (tmp_path / HEADS).glob("checkpoint-40/global_step40/*optim_states.pt")}
-    assert parts == {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(2)}
+    require_same_shards(mtp_by_one, tmp_path)
+    require_same(mtp_by_one / MTP, tmp_path / MTP, WEIGHT_TOLERANCE, LOG_TOLERANCE)
+    parts = (tmp_path / MTP).glob(f"checkpoint-{ZERO_STEPS}/global_step{ZERO_STEPS}/*zero_pp_rank_*optim_states.pt")
+    assert len(list(parts)) == 2
+
+
+@has_deepspeed
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [("deepspeed=zero2",), ZERO3], ids=["zero2", "zero3"])
+def test_zero_killed_and_gone_on(mtp_by_one: Path, tmp_path: Path, choice: tuple[str, ...]) -> None:
+    """Ends as it would have; and says at once, with one line, that another number of processes cannot take it up."""
+    command = [*deepspeed(2), *zero_words(tmp_path, 2, *choice)]
+    process = start(tmp_path, command, **ON_CPU)
+    took_s = kill_when(process, lambda: last_step(tmp_path / MTP) >= 22, 1, 2)
+    assert finish(tmp_path, process)[0] != 0
+    assert took_s < PROMPTLY_S
+    assert last_whole(tmp_path / MTP) == tmp_path / MTP / "checkpoint-20"
+    code, _, err = run(tmp_path, [*torchrun(1), *zero_words(tmp_path, 1, *choice)], RANK="0", WORLD_SIZE="1")
+    assert code == 2
+    assert "checkpoint-20 was saved by 2 processes, now 1" in err
+    code, out, err = run(tmp_path, command, **ON_CPU)
+    assert code == 0, err
+    assert "going on from work/mtp/checkpoint-20" in out
+    require_same(mtp_by_one / MTP, tmp_path / MTP, WEIGHT_TOLERANCE, LOG_TOLERANCE)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
-def test_zero_killed_and_gone_on(by_one: Path, tmp_path: Path) -> None:
-    """Ends as it would have; and says at once, with one line, that another number of processes cannot take it up."""
-    command = [*deepspeed(2), "train.mtp", *words(tmp_path, 2, "deepspeed=zero2")]
-    process = start(tmp_path, command, **ON_CPU)
-    took_s = kill_when(process, lambda: training(tmp_path), 1, 2)
-    assert finish(tmp_path, process)[0] != 0
-    assert took_s < PROMPTLY_S
-    assert unfinished(tmp_path, "train")
-    code, _, err = run(tmp_path, [*torchrun(1), "train.mtp", *words(tmp_path, 1, "deepspeed=zero2")])
-    assert code == 2
-    assert "checkpoint-30 was saved by 2 processes, now 1" in err
-    code, out, err = run(tmp_path, command, **ON_CPU)
+@pytest.mark.skipif(find_spec("submitit") is None, reason="hydra-submitit-launcher is not installed")
+def test_submitit_ends_as_one_process(by_one: Path, tmp_path: Path) -> None:
+    """Hydra's launcher for Slurm, whose local sibling starts the tasks of a job here: two are two processes."""
+    launcher = ["--multirun", "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2"]
+    sweep = ["hydra.sweep.dir=sweep", "hydra.launcher.cpus_per_task=1"]
+    code, _, err = run(tmp_path, [*torchrun(1), "train.mtp", *launcher, *sweep, *words(tmp_path, 2)])
     assert code == 0, err
-    assert "going on from work/medusa/checkpoint-30" in out
+    require_same_shards(by_one, tmp_path)
+    require_same(by_one / HEADS, tmp_path / HEADS, WEIGHT_TOLERANCE, LOG_TOLERANCE)
+    outputs = [path.read_text() for path in (tmp_path / "sweep").glob(".submitit/*/*_log.out")]
+    assert len(outputs) == 2
+    assert sum("heads are in" in output for output in outputs) == 1
+
+
+@pytest.mark.slow
+def test_accelerate_launch(by_one: Path, tmp_path: Path) -> None:
+    """As it launches several GPUs, which works on CPUs, too; as it launches CPUs it would start one, and is refused."""
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines=1", "--num_processes=2"]
+    rest = ["--dynamo_backend=no", "-m", "train.mtp", *words(tmp_path, 2)]
+    code, _, err = run(tmp_path, [*launcher, "--cpu", "--mixed_precision=no", *rest])
+    assert code != 0
+    assert "error: accelerate launch starts one process on CPUs" in err
+    code, _, err = run(tmp_path, [*launcher, "--multi_gpu", "--mixed_precision=bf16", *rest])
+    assert code != 0
+    assert "error: ACCELERATE_MIXED_PRECISION=bf16 comes from accelerate's settings" in err
+    assert not (tmp_path / "work").exists()
+    code, _, err = run(tmp_path, [*launcher, "--multi_gpu", "--mixed_precision=no", *rest])
+    assert code == 0, err
     require_same(by_one / HEADS, tmp_path / HEADS, WEIGHT_TOLERANCE, LOG_TOLERANCE)

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ class HubSet:
     instruction: str = "{}"
 
 
+# Rows that a stream is shuffled among; they are read before the first prompt comes.
+SHUFFLED_ROWS = 10_000
+PART = re.compile(r"\w+-\d+-of-\d+")
 KNOWN = {
     "gsm8k": HubSet("openai/gsm8k", "main", "train", "question", "answer", "maths"),
     "mbpp": HubSet("google-research-datasets/mbpp", "full", "train", "text", "code", "code"),
@@ -41,17 +45,24 @@ KNOWN = {
 
 
 def load(
-    name: str, hub_set: HubSet, path: str, heldout_fraction: float, max_rows: int = 0, seed: int = 0
+    name: str,
+    hub_set: HubSet,
+    path: str,
+    heldout_fraction: float,
+    max_rows: int = 0,
+    seed: int = 0,
+    streaming: bool = False,
 ) -> list[Prompt]:
-    """Rows of `path` (a JSONL file, or a folder with one for the split), else of the hub.
+    """Rows of `path` (a JSONL or Parquet file, or a folder with those of the split), else of the hub.
 
-    Of the hub's sets, which may be large, only `max_rows` rows drawn by the seed are turned into prompts (0: all).
+    Of the hub's sets, which may be large, only `max_rows` rows drawn by the seed are turned into prompts (0: all);
+    streaming: without fetching the others, see `_hub_rows`.
     """
+    rows: Iterable[tuple[str, Mapping[str, Any]]]
     if path:
-        file = _file_of_split(Path(path), hub_set.split)
-        rows: Iterable[tuple[str, Mapping[str, Any]]] = jsonl.read_rows(file)
+        rows = (pair for file in _files_of_split(Path(path), hub_set.split) for pair in jsonl.read_rows(file))
     else:
-        rows = _hub_rows(name, hub_set, max_rows, seed)
+        rows = _hub_rows(name, hub_set, max_rows, seed, streaming)
     return [_prompt_from_row(name, hub_set, row, place, heldout_fraction) for place, row in rows]
 
 
@@ -81,22 +92,29 @@ def _other_columns(hub_set: HubSet, row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != hub_set.prompt_column}
 
 
-def _file_of_split(path: Path, split: str) -> Path:
+def _files_of_split(path: Path, split: str) -> list[Path]:
+    """The split's own file, or its parts as the hub names them (train-00000-of-00002.parquet); or the only file."""
     if not path.is_dir():
-        return path
-    files = sorted(path.glob("*.jsonl"))
+        return [path]
+    files = jsonl.files_in(path)
     of_split = [file for file in files if file.stem == split]
-    if len(of_split or files) != 1:
-        names = ", ".join(file.name for file in files) or "no JSONL file"
-        raise ValueError(f"data.path={path}: found {names}; give the file itself, or a folder that holds {split}.jsonl")
-    return (of_split or files)[0]
+    parts = [file for file in files if PART.fullmatch(file.stem) and file.stem.startswith(f"{split}-")]
+    if len(of_split) == 1 or (not of_split and parts) or len(files) == 1:
+        return of_split or parts or files
+    names = ", ".join(file.name for file in files) or "no JSONL or Parquet file"
+    raise ValueError(f"data.path={path}: found {names}; give the file itself, or a folder that holds {split}.jsonl")
 
 
-def _hub_rows(name: str, hub_set: HubSet, max_rows: int, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _hub_rows(
+    name: str, hub_set: HubSet, max_rows: int, seed: int, streaming: bool
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A fair draw where all is fetched; a stream is shuffled in a window of SHUFFLED_ROWS, and begins at its start."""
     try:
-        from datasets import load_dataset
-
-        rows = load_dataset(hub_set.dataset, hub_set.config or None, split=hub_set.split)
+        rows = _open(hub_set, streaming)
+        if streaming:
+            drawn = rows.shuffle(seed=seed, buffer_size=SHUFFLED_ROWS).take(max_rows)
+            yield from ((f"{hub_set.dataset} row {index} of the stream", row) for index, row in enumerate(drawn))
+            return
     except Exception as error:  # the hub's client raises a dozen kinds; each means that there are no rows to be had
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         offline = " (HF_HUB_OFFLINE is set: only sets in the local cache can be read)" if _offline() else ""
@@ -109,6 +127,13 @@ def _hub_rows(name: str, hub_set: HubSet, max_rows: int, seed: int) -> Iterator[
         rows = rows.shuffle(seed=seed).select(range(max_rows))
     for index, row in enumerate(rows):
         yield f"{hub_set.dataset} row {index}", row
+
+
+def _open(hub_set: HubSet, streaming: bool) -> Any:
+    from datasets import load_dataset
+
+    how = {"streaming": True} if streaming else {}
+    return load_dataset(hub_set.dataset, hub_set.config or None, split=hub_set.split, **how)
 
 
 def _offline() -> bool:

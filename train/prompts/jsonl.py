@@ -1,4 +1,4 @@
-"""Prompts from a JSONL file: rows with `prompt` or `messages`, each checked, each error with its file and line."""
+"""Prompts from a local file, JSONL or Parquet: rows with `prompt` or `messages`, each checked; errors name the row."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,9 @@ from typing import Any
 from train.prompts.record import Message, Prompt, Split, digest, hash_split
 
 ROLES = ("system", "user", "assistant")
+PARQUET = ".parquet"
+# What a folder's rows are read from.
+PATTERNS = ("*.jsonl", f"*{PARQUET}")
 OWN_COLUMNS = ("prompt", "messages", "id", "task", "answer", "split")
 EXPECTED = (
     'expected {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, optionally id, task, answer'
@@ -15,9 +18,35 @@ EXPECTED = (
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file:line", row) of every line that is not blank. A byte-order mark is allowed; an empty file is an error."""
+    """("file:line", row) of every row of a JSONL or (by its suffix) Parquet file; a file without rows is an error."""
     if not path.is_file():
-        raise ValueError(f"data.path={path}: no such file; give a JSONL file, one JSON object a line")
+        raise ValueError(
+            f"data.path={path}: no such file; give a JSONL file (one JSON object a line) or a Parquet file"
+        )
+    yield from _read_parquet(path) if path.suffix == PARQUET else _read_lines(path)
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As `datasets` and the hub write it. Columns that a row leaves empty are no columns of that row."""
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:{number}", {name: value for name, value in row.items() if value is not None}
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(f"data.path={path}: not a whole Parquet file ({reason}); fetch or write it again") from error
+    if not number:
+        raise ValueError(f"data.path={path}: the file has no rows; {EXPECTED}")
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Lines that are not blank; a byte-order mark is allowed."""
     found = False
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
@@ -69,12 +98,12 @@ def prompt_from_row(row: dict[str, Any], place: str, default_task: str, heldout_
 
 
 def load(path: Path, default_task: str, heldout_fraction: float) -> list[Prompt]:
-    """All prompts of the file, or of a folder's JSONL files, in order; two rows with one id are an error."""
+    """All prompts of the file, or of a folder's JSONL and Parquet files, in order; two rows of one id are an error."""
     places: dict[str, str] = {}
     prompts = []
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    files = files_in(path) if path.is_dir() else [path]
     if not files:
-        raise ValueError(f"data.path={path}: the folder holds no *.jsonl file")
+        raise ValueError(f"data.path={path}: the folder holds no file of {' or '.join(PATTERNS)}")
     for place, row in (pair for file in files for pair in read_rows(file)):
         prompt = prompt_from_row(row, place, default_task, heldout_fraction)
         if "id" in row and prompt.id in places:
@@ -82,6 +111,11 @@ def load(path: Path, default_task: str, heldout_fraction: float) -> list[Prompt]
         places[prompt.id] = place
         prompts.append(prompt)
     return prompts
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The folder's files of rows, by name."""
+    return sorted(path for pattern in PATTERNS for path in folder.glob(pattern))
 
 
 def _checked_messages(messages: Any, place: str) -> list[Message]:

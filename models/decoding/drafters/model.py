@@ -25,6 +25,7 @@ from models.decoding.drafters.stop import DraftStop
 from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.heads.base import last_kept
+from models.quantization import NONE
 from models.target import Target, TargetOptions, load_target
 from models.wheel import WheelOptions
 
@@ -175,11 +176,11 @@ def load_model_drafter(options: TargetOptions, target: Target) -> ModelDrafter:
 def load_draft(options: TargetOptions, target: Target, dtype: str = "", instead: str = "") -> Target:
     """The model `options.draft` (hub name or local folder), in dtype (default: the target's) and on its device.
 
-    `options` are those that the target was loaded with; random weights get a sibling of the next seed. ValueError where
-    none is named; it ends with `instead`, what else a user can do then.
+    `options` are those that the target was loaded with, and its quantisation is its own; random weights get a sibling
+    of the next seed. ValueError where none is named; it ends with `instead`, what else a user can do then.
     """
     dtype = dtype or str(target.dtype).removeprefix("torch.")
-    sibling = replace(options, dtype=dtype, device=str(target.device), draft="")
+    sibling = replace(options, dtype=dtype, device=str(target.device), draft="", quantization=NONE, chat_template="")
     if options.source == "random":
         return load_target(replace(sibling, seed=options.seed + 1))
     if not options.draft:

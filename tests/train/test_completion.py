@@ -1,0 +1,71 @@
+"""Tab completion in bash, asked as bash asks: by the function that the command's own script defines."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train import mtp
+from train.completion import INSTALL, UNINSTALL, script_for
+from train.presets import CONF, preset_names
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["-sc", "install=bash"], INSTALL),
+        (["--shell_completion", "install=bash"], INSTALL),
+        (["-sc", "uninstall=bash"], UNINSTALL),
+        (["-sc", "query=bash"], None),
+        (["-sc", "install=fish"], None),
+        (["install=bash"], None),
+        (["+model=tiny"], None),
+        ([], None),
+    ],
+)
+def test_which_words_ask_for_it(words: list[str], script: str | None) -> None:
+    assert script_for(words) == script
+
+
+def test_the_command_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "-sc", "install=bash"])
+    mtp.main()
+    assert capsys.readouterr().out == INSTALL + "\n"
+
+
+def ask(*lines: str) -> list[list[str]]:
+    """What bash would offer for each of these lines, with the cursor at its end."""
+    asks = [
+        f"COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _foretoken_complete; echo ${{COMPREPLY[*]}}" for line in lines
+    ]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(CONF.parent)}
+    script = "\n".join([INSTALL, *asks, "complete -p python python3", UNINSTALL, "! complete -p python 2>/dev/null"])
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, cwd=CONF.parent, capture_output=True, text=True, check=True
+    )
+    *replies, one, other = done.stdout.splitlines()
+    assert "_foretoken_complete python" in one
+    assert "_foretoken_complete python3" in other
+    return [reply.split() for reply in replies]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_other_lines_are_left_to_bash() -> None:
+    """No command of this project, or not yet a word to complete: nothing is started, nothing offered."""
+    assert ask("python -m http.server 80", "python x.py a", "python -m train.mtp", "python -c 1") == [[]] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_completion() -> None:
+    """Groups, files of a group behind `=`, and options of any depth."""
+    models, heads, options = ask(
+        "python -m train.mtp +model=", "python -m train.mtp +model=tiny heads=", "python -m train.mtp answers.te"
+    )
+    assert models == [f"+model={name}" for name in preset_names("model")]
+    assert heads == [f"heads={name}" for name in preset_names("heads")]
+    assert options == ["answers.temperature="]
