@@ -340,7 +340,7 @@ def _load_pretrained(location: str, options: TargetOptions) -> Target:
         model, report = AutoModelForCausalLM.from_pretrained(
             base, revision=revision, dtype=DTYPES[options.dtype], output_loading_info=True, **where
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, ImportError) as error:  # the last: a quantiser that does not load
         raise ValueError(hub_error_message(options.name if adapter is None else base, error)) from error
     # transformers fills what is missing with random numbers, and only warns.
     if missing := sorted(report["missing_keys"]):

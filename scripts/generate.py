@@ -1,23 +1,28 @@
 """`python -m scripts.generate CHECKPOINT --prompt "..."`: one prompt in, its answer out as it comes.
 
 A drafter without trained heads needs no checkpoint: `--target smollm2 --drafter ngram`. Tokens that were drafted and
-that the target accepted are green; yellow are those that only a relaxed rule (`--verifier`) accepts. The last line
-(stderr) tells the speed, and what a relaxed rule spent.
+that the target accepted are green; yellow are those that only a relaxed rule (`--verifier`, `--ensemble`) accepts. The
+last line (stderr) tells the speed, and what a relaxed rule spent.
 """
 
 import argparse
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from omegaconf import OmegaConf
 
+<<<<<<< HEAD
 from models.checkpoint import read_target_name, read_target_quantization
+=======
+from models.checkpoint import load_ensemble, read_config, read_target_name
+>>>>>>> docs
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.options import (
     KINDS,
@@ -34,12 +39,14 @@ from models.decoding.processors import ProcessorParams
 from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer, IncrementalText
+from models.decoding.verification.base import Rule
+from models.decoding.verification.ensemble import DynamicEnsemble
 from models.decoding.verification.options import RULES, VerifierOptions, make_rule
-from models.target import AUTO, DTYPES, TargetOptions, load_target
+from models.target import AUTO, DTYPES, Target, TargetOptions, load_target
 from train.data import Prompt, render_prompt
 from train.presets import CONF, read_preset
 
-HEADS = "heads"
+HEADS, LOSSLESS = "heads", "lossless"
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
 COLOURS: dict[TokenVerdict, str] = {"accepted": GREEN, "relaxed": YELLOW}
 INTERRUPTED = 130
@@ -82,6 +89,33 @@ def find_target(name: str) -> TargetOptions:
 def find_verifier(words: Sequence[str]) -> VerifierOptions:
     """NAME [option=value ...]: a rule of conf/verifier, with other values for some of its options."""
     return read_preset(VerifierOptions, "verifier", words[0], OmegaConf.from_dotlist(list(words[1:])), "--verifier")
+
+
+def check_ensemble(arguments: argparse.Namespace) -> None:
+    """ValueError, before any model loads, for an ensemble head that is none, or does not go with the other options."""
+    if arguments.ensemble is None:
+        if arguments.distance_budget is not None:
+            raise ValueError(
+                "--distance-budget is for --ensemble; a rule has it as an option: --verifier NAME distance_budget=2"
+            )
+        return
+    if arguments.plain or arguments.verifier != [LOSSLESS]:
+        other = "--plain" if arguments.plain else f"--verifier {' '.join(arguments.verifier)}"
+        raise ValueError(f"--ensemble with {other}: leave out one of them")
+    if (budget := arguments.distance_budget) is not None and not budget >= 0:
+        raise ValueError(f"--distance-budget {budget:g}: must be at least 0, which is lossless")
+    if (kind := read_config(arguments.ensemble).get("kind")) != "ensemble":
+        raise ValueError(f"--ensemble {arguments.ensemble} holds {kind!r}; give the folder that rl.diversed wrote")
+
+
+def find_rule(arguments: argparse.Namespace, target: Target, drafter_record: dict[str, Any]) -> tuple[Rule, float]:
+    """The rule that judges this drafter's blocks, and its budget. ValueError for a head of another pair."""
+    if arguments.ensemble is None:
+        verifier = find_verifier(arguments.verifier)
+        return make_rule(verifier), verifier.distance_budget
+    head = load_ensemble(arguments.ensemble, target, drafter_record)
+    budget = math.inf if arguments.distance_budget is None else arguments.distance_budget
+    return DynamicEnsemble(head.weigh), budget
 
 
 def find_length(words: Sequence[str]) -> LengthOptions:
@@ -140,7 +174,9 @@ def describe(result: DecodeResult, seconds: float, is_coloured: bool) -> str:
 
 def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr: TextIO) -> DecodeResult:
     """Load, decode and print. ValueError for what does not fit."""
-    drafter_options, verifier = find_drafter(arguments), find_verifier(arguments.verifier)
+    drafter_options = find_drafter(arguments)
+    make_rule(find_verifier(arguments.verifier))
+    check_ensemble(arguments)
     length_options = find_length(arguments.length)
     options = choose_target(arguments)
     target = load_target(options)
@@ -158,12 +194,13 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     def write(text: str) -> None:
         print(text, end="", file=stdout, flush=True)
 
-    drafter, _ = make_drafter(drafter_options, options, target, arguments.checkpoint)
+    drafter, record = make_drafter(drafter_options, options, target, arguments.checkpoint)
     decoder = Decoder(target)
     if drafter is not None:
         count = default_draft_tokens(drafter) if arguments.num_draft_tokens is None else arguments.num_draft_tokens
+        rule, budget = find_rule(arguments, target, record)
         drafter, length = make_length(length_options, drafter, count)
-        decoder = Decoder(target, drafter, count, make_rule(verifier), verifier.distance_budget, length)
+        decoder = Decoder(target, drafter, count, rule, budget, length)
     prompt_ids = render_prompt(target.tokenizer, _as_prompt(prompt, arguments.raw))
     started = time.perf_counter()
     (result,) = decoder.generate([prompt_ids], params, on_tokens=Printer(target.tokenizer, write, is_coloured))
@@ -206,9 +243,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verifier",
         nargs="+",
-        default=["lossless"],
+        default=[LOSSLESS],
         metavar=("NAME", "OPTION=VALUE"),
         help=f"the rule that judges drafts ({', '.join(RULES)}), and its options, such as distance_budget=2",
+    )
+    parser.add_argument(
+        "--ensemble", type=Path, metavar="FOLDER", help="trained verifier that judges drafts instead, of rl.diversed"
+    )
+    parser.add_argument(
+        "--distance-budget", type=float, metavar="EPS", help="with --ensemble: most that the certificate may reach"
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, help="most tokens of the answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")

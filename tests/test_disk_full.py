@@ -253,7 +253,9 @@ def roomy_heads(tmp_path_factory: pytest.TempPathFactory) -> MTPConfig:
 
 
 # Enough for nothing; for the weights, and not for the optimizer (torch's writer); for all but the last files.
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.0, marks=pytest.mark.slow), 0.5, pytest.param(0.99, marks=pytest.mark.slow)]
+)
 def test_training_heads(
     share: float, roomy_heads: MTPConfig, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +275,7 @@ def test_training_heads(
     mtp_tests.assert_ends_alike(config, roomy_heads)
 
 
+@pytest.mark.slow
 def test_training_a_verifier(small_disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy: DiversedConfig = rl_tests.make_config(tmp_path / "roomy")
     train_verifier(roomy)

@@ -46,7 +46,9 @@ def take_up_launcher() -> None:
     if "SUBMITIT_EXECUTOR" in os.environ:
         from submitit.helpers import TorchDistributedEnvironment
 
-        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        task = TorchDistributedEnvironment()
+        if task.world_size > 1:
+            task.export(set_cuda_visible_devices=False, overwrite=True)
         return
     for name in OTHERS:
         if int(os.environ.get(name, "1")) > 1:

@@ -90,6 +90,16 @@ def test_missing_tensors_are_not_made_up(adapted: tuple[Path, torch.Tensor]) -> 
         load_target(options(folder))
 
 
+@pytest.mark.parametrize("keep", [0, 100, -1])
+def test_adapters_cut_short(keep: int, adapted: tuple[Path, torch.Tensor]) -> None:
+    folder, _ = adapted
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"the adapters in .* do not go into ") as error:
+        load_target(options(folder))
+    assert "\n" not in str(error.value)
+
+
 def test_what_is_wrong_is_told(base: Path, adapted: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
     folder, _ = adapted
     config = json.loads((folder / ADAPTER_CONFIG).read_text())

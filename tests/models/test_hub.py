@@ -71,6 +71,7 @@ def load(home: Path, **variables: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_cached_model_is_found_under_hf_home(tmp_path: Path) -> None:
     """Offline, as a machine without a network has it."""
     repository = tmp_path / "hub" / "models--me--tiny"

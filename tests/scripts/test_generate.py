@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from models.checkpoint import save_heads
+from models.checkpoint import heads_record, save_ensemble, save_heads
 from models.decoding.drafters.options import NONE
 from models.decoding.verification.options import RULES, make_rule
+from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target, make_tiny_tokenizer
 from scripts.generate import GREEN, RESET, YELLOW, Printer, find_target, find_verifier, main, wants_colour
@@ -157,6 +158,43 @@ def test_relaxed_rule_tells_what_it_spent(checkpoint: str, capsys: pytest.Captur
     assert outputs[0] == outputs[2] != outputs[1]
 
 
+@pytest.fixture(scope="module")
+def verifier(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained head, of w = 0.2 everywhere, for the checkpoint's heads."""
+    folder = tmp_path_factory.mktemp("generate") / "verifier"
+    target = make_tiny_target()
+    size = target.hidden_size
+    head = EnsembleHead(EnsembleOptions(draft_size=size, target_size=size, initial_weight=0.2))
+    save_ensemble(folder, head, target, heads_record(checkpoint))
+    return str(folder)
+
+
+def test_trained_verifier_judges(checkpoint: str, verifier: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same w everywhere it is the static rule, token for token; a budget of 0 is lossless."""
+    words = [checkpoint, "--prompt", "x", "--max-new-tokens", "40", "--temperature", "1.2"]
+    outputs, spent = [], []
+    for rule in (
+        ["--ensemble", verifier],
+        ["--verifier", "static", "target_weight=0.2"],
+        ["--ensemble", verifier, "--distance-budget", "0"],
+        ["--verifier", "lossless"],
+    ):
+        assert main([*words, *rule]) == 0
+        captured = capsys.readouterr()
+        outputs.append(captured.out)
+        spent.append(re.findall(r"relaxed, distance from the target at most [\d.]+", captured.err))
+    assert outputs[0] == outputs[1] != outputs[2] == outputs[3]
+    assert spent[0] == spent[1] != []
+    assert spent[2] == spent[3] == []
+
+
+def test_verifier_of_another_drafter(verifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    save_heads(other, build_head(make_tiny_target(), HeadOptions("medusa", 3)))
+    assert main([str(other), "--prompt", "x", "--temperature", "1", "--ensemble", verifier]) == 2
+    assert "was trained for drafter 'heads', not for 'other'" in capsys.readouterr().err
+
+
 def test_penalties_change_the_output(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And heads still write what plain decoding writes with them."""
     words = [checkpoint, "--prompt", "x", "--max-new-tokens", "30"]
@@ -216,6 +254,21 @@ def test_prompt_comes_from_stdin(
         ),
         (["--prompt", "x", "--target", "tiny", "--plain", "--drafter", "ngram"], "--plain with --drafter ngram"),
         (["CHECKPOINT", "--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty=0.0"),
+        (["CHECKPOINT", "--prompt", "x", "--ensemble", "nowhere"], "'nowhere' has no config.json"),
+        (
+            ["CHECKPOINT", "--prompt", "x", "--ensemble", "CHECKPOINT"],
+            "holds 'heads'; give the folder that rl.diversed",
+        ),
+        (["CHECKPOINT", "--prompt", "x", "--ensemble", "f", "--plain"], "--ensemble with --plain: leave out one"),
+        (
+            ["CHECKPOINT", "--prompt", "x", "--ensemble", "f", "--verifier", "static"],
+            "--ensemble with --verifier static: leave out one",
+        ),
+        (
+            ["CHECKPOINT", "--prompt", "x", "--ensemble", "f", "--distance-budget", "-1"],
+            "--distance-budget -1: must be",
+        ),
+        (["CHECKPOINT", "--prompt", "x", "--distance-budget", "1"], "--distance-budget is for --ensemble"),
         (["CHECKPOINT", "--prompt", "x", "--target", "./no-such-folder"], "is not a folder"),
         (["CHECKPOINT", "--prompt", "x", "--dtype", "bfloat16"], ""),
     ],

@@ -110,7 +110,7 @@ def test_files_of_ones_own(saved: Path) -> None:
     assert str(why_not_whole(newest, ("own.json",))).startswith("own.json is damaged or cut short")
 
 
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 6])
 def test_a_cut_checkpoint_ends_the_same(
     step: int,
     config: MTPConfig,

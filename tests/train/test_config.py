@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from omegaconf import MISSING, OmegaConf
 from eval.bench import BenchConfig
 from models.target import TargetOptions
 from rl.diversed import DiversedConfig
+from train import config as config_module
 from train.config import checked
 from train.draft import DraftConfig
 from train.jsonl_logger import LOGGERS
@@ -258,3 +260,16 @@ def test_our_own_errors_are_one_line_and_code_2(case: str, outcomes: dict[str, t
     lines = [line for line in err.splitlines() if line.strip()]
     assert lines[0].startswith("error: ")
     assert lines[1:] == ["(set HYDRA_FULL_ERROR=1 for the traceback)"]
+
+
+def test_commands_run_from_their_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher on another machine finds functions by module and name, and there __main__ is the launcher's own."""
+
+    def main(config: Any) -> None: ...
+
+    assert config_module._started_as(main) is None
+    main.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="train.mtp"))
+    assert config_module._started_as(main) == "train.mtp"
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a script by its path
+    assert config_module._started_as(main) is None

@@ -233,7 +233,7 @@ def test_other_options_do_not_go_on_from_an_old_run(config: DraftConfig) -> None
     ("changes", "message"),
     [
         ({"cut": CutOptions(layers=3)}, r"cut\.layers=3 must be at least 1 and less than the target's 3 layers"),
-        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, "saving steps"),
+        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, r"trainer\.save_steps=6: must be a multiple"),
         ({"logger": "papyrus"}, r"logger='papyrus' is unknown"),
     ],
 )

@@ -419,8 +419,12 @@ def test_interrupt(at: int, server: Server, tmp_path: Path) -> None:
         return reply
 
     server.change = change
-    with pytest.raises(KeyboardInterrupt):
-        ask(server, tmp_path / "theirs", batch_size=1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask(server, tmp_path / "theirs", batch_size=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     server.change = lambda body, reply: reply
     kept = sum(len(path.read_text().splitlines()) for path in (tmp_path / "theirs").glob("*.jsonl"))
     assert kept >= at

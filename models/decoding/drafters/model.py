@@ -189,7 +189,10 @@ def load_draft(options: TargetOptions, target: Target, dtype: str = "", instead:
             "tokenizer (for drafter=universal, of any), e.g. model.draft=Qwen/Qwen3-0.6B for a larger Qwen3, or "
             "model.draft=path/to/folder" + instead
         )
-    return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
+    try:
+        return load_target(replace(sibling, name=options.draft, source="auto", revision="main", wheel=WheelOptions()))
+    except ValueError as error:
+        raise ValueError(str(error).replace("model.name", "model.draft")) from error
 
 
 def build(options: DrafterOptions, context: DrafterContext) -> tuple[ModelDrafter, dict[str, Any]]:

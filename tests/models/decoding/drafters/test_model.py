@@ -446,5 +446,13 @@ def test_loading(tmp_path: Path) -> None:
     assert tiny.draft.fingerprint() == make_tiny_target(1).fingerprint() != target.fingerprint()
     with pytest.raises(ValueError, match=r"model.draft is empty, and 'tiny' has no smaller sibling"):
         load_model_drafter(TargetOptions(name="some/target"), target)
-    with pytest.raises(ValueError, match="nowhere"):
+    with pytest.raises(ValueError, match=r"model\.draft='nowhere' is not a folder"):
         load_model_drafter(TargetOptions(name="some/target", draft="./nowhere"), target)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=f"model '{tmp_path}' could not be loaded: .*incomplete") as error:
+        load_model_drafter(TargetOptions(name="some/target", draft=str(tmp_path)), target)
+    assert "\n" not in str(error.value)
+    weights.unlink()
+    with pytest.raises(ValueError, match=rf"model\.draft='{tmp_path}' lacks weights"):
+        load_model_drafter(TargetOptions(name="some/target", draft=str(tmp_path)), target)
