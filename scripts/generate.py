@@ -18,11 +18,7 @@ from typing import Any, TextIO
 import torch
 from omegaconf import OmegaConf
 
-<<<<<<< HEAD
-from models.checkpoint import read_target_name, read_target_quantization
-=======
-from models.checkpoint import load_ensemble, read_config, read_target_name
->>>>>>> docs
+from models.checkpoint import load_ensemble, read_config, read_target_name, read_target_quantization
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.options import (
     KINDS,

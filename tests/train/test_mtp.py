@@ -281,11 +281,7 @@ def test_other_options_do_not_go_on_from_an_old_run(config: MTPConfig) -> None:
     [
         ({"heads": HeadOptions(kind="eagle9")}, r"heads\.kind='eagle9' is unknown"),
         ({"heads": HeadOptions(kind="mtp", num_layers=9)}, r"heads\.num_layers=9"),
-<<<<<<< HEAD
         ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, r"trainer\.save_steps=6: must be a multiple of"),
-=======
-        ({"trainer": TrainerOptions(eval_steps=4, save_steps=6)}, r"trainer\.save_steps=6: must be a multiple"),
->>>>>>> docs
     ],
 )
 def test_options_that_do_not_fit_stop_before_any_prompt_is_answered(
