@@ -128,7 +128,8 @@ def require_disk(folder: Path, needed_bytes: int, what: str, remedy: str) -> Non
     free = free_bytes(folder)
     if free < needed_bytes:
         raise ValueError(
-            f"{what} needs {_megabytes(needed_bytes)} under {folder}, but {_megabytes(free)} are free; {remedy}"
+            f"{what} needs {needed_bytes / MEGABYTE:,.1f} MB under {folder}, but {free / MEGABYTE:,.1f} MB are free; "
+            f"{remedy}"
         )
 
 
