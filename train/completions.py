@@ -8,6 +8,7 @@ Owns the protocol, and knows nothing of targets. What goes beyond OpenAI's own f
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import time
@@ -24,6 +25,8 @@ LONGEST_PAUSE_S = 30.0
 # Answers that a server may give differently a moment later: too slow, too many, broken, overloaded, still loading.
 PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 KEY_VARIABLE = "OPENAI_API_KEY"
+# It would tell of each request, thousands of lines across the progress bar, where a log's level is INFO, as Hydra's is.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)

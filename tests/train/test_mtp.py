@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.trainer_utils import get_last_checkpoint
 
 from models.checkpoint import load_heads
 from models.decoding.decoder import Decoder
@@ -32,8 +33,9 @@ from train.data import DataOptions
 from train.hidden_cache import CacheOptions
 from train.losses import HeadLoss, LossOptions, supervised_loss
 from train.mtp import MTPConfig, PathOptions, train_heads
+from train.resume import MarkWhole
 from train.shards import MANIFEST
-from train.trainer import GuardGradients, TrainerOptions
+from train.trainer import GuardGradients, HeadTrainer, TrainerOptions
 
 MAX_STEPS = 8
 NUM_PROMPTS = 30
@@ -236,6 +238,34 @@ def test_a_second_interrupt_stops_at_once(
     assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     train_heads(config)
+    assert_ends_alike(config, uninterrupted)
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+@pytest.mark.parametrize("part", ["_save_optimizer_and_scheduler", "_save_rng_state", "on_save"])
+def test_ended_while_a_checkpoint_is_written(
+    part: str,
+    saves: int,
+    config: MTPConfig,
+    uninterrupted: MTPConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """What is there without its optimizer's state, or without its mark, is removed, and the one before is taken."""
+    owner: Any = MarkWhole if part == "on_save" else HeadTrainer
+    monkeypatch.setattr(owner, part, raise_at_call(getattr(owner, part), saves))
+    with pytest.raises(KeyboardInterrupt):
+        train_heads(config)
+    folder = Path(config.paths.heads)
+    broken = get_last_checkpoint(str(folder))
+    assert broken is not None
+    assert (Path(broken) / "model.safetensors").is_file()
+    capsys.readouterr()
+    monkeypatch.undo()
+    train_heads(config)
+    told = capsys.readouterr().out
+    assert f"{broken} was not finished when its run was killed; it is removed" in told
+    assert ("going on from" in told) == (saves == 2)
     assert_ends_alike(config, uninterrupted)
 
 

@@ -1,5 +1,6 @@
 """Answers from a server: the target's own, token for token, whatever the server does on the way, or a clear refusal."""
 
+import logging
 import os
 import signal
 import threading
@@ -95,6 +96,13 @@ def test_the_law_is_written_out(server: Server, tmp_path: Path) -> None:
     server.bodies.clear()
     ask(server, tmp_path / "c", **{**law, "seed": 4})
     assert not {body["seed"] for body in server.real_bodies()} & {body["seed"] for body in first}
+
+
+def test_requests_are_no_news(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hydra sets the root's level to INFO."""
+    with caplog.at_level(logging.INFO):
+        ask(server, tmp_path)
+    assert [record for record in caplog.records if "HTTP" in record.getMessage()] == []
 
 
 def test_greedy_asks_for_no_filter_and_no_seed(server: Server, tmp_path: Path) -> None:
