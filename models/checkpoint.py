@@ -31,7 +31,6 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TARGET_KEYS = ("name", "hidden_size", "vocab_size", "fingerprint", "tokenizer_fingerprint")
 DRAFTER_KEYS = ("kind", "name", "fingerprint")
-OF_ONE_KIND = ("reads", "blank_first")  # head options: eagle3's, mtp's
 
 
 def save_heads(
@@ -56,8 +55,8 @@ def save_heads(
 
 
 def _head_options(options: HeadOptions) -> dict[str, Any]:
-    """Without what one kind alone has, where it is not asked for: the files of other kinds need not know of it."""
-    return {name: value for name, value in asdict(options).items() if name not in OF_ONE_KIND or value}
+    """Without the layers read where none are: most kinds have none."""
+    return {name: value for name, value in asdict(options).items() if name != "reads" or value}
 
 
 def save_ensemble(

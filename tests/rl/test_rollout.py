@@ -101,7 +101,7 @@ def fresh_draft(drafter: Drafter, target: Target, text: list[int], drafted: list
     else:
         assert isinstance(drafter, HeadsDrafter)
         state = drafter.start([text])
-        hidden_BTH = target.hidden(torch.tensor([text[:-1]]))
+        hidden_BTH = target.hidden(torch.tensor([text[:-1]]), reads=drafter.reads)
         drafter.absorb(state, hidden_BTH, torch.tensor([text[1:]]), [len(text) - 1])
         drafter.read(state)
         hidden_BH, logits_BV = drafter.head.draft_step(state.head, None)
@@ -173,7 +173,9 @@ def check_counts(kind: str, code: Module = rollout_module) -> None:
     assert all(seen.values()), seen
 
 
-@pytest.mark.parametrize(("kind", "ensemble"), [("model", "mlp"), ("mtp", "linear"), ("medusa", "mlp")])
+@pytest.mark.parametrize(
+    ("kind", "ensemble"), [("model", "mlp"), ("mtp", "linear"), ("medusa", "mlp"), ("eagle3", "linear")]
+)
 def test_entries_equal_a_fresh_forward(kind: str, ensemble: str) -> None:
     check_against_fresh_forward(kind, ensemble)
 

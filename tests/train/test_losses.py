@@ -25,6 +25,7 @@ from train.losses import (
     head_weights,
     loss_and_gradient,
     reference_loss,
+    supervised_loss,
     teacher_probs,
 )
 from train.targets import HeadTargets, draft_bases, line_up
@@ -264,6 +265,16 @@ def test_draft_labels() -> None:
     head = make_head(make_tiny_target(), "medusa", torch.tensor([4, 7, 200]))
     assert draft_labels(head, torch.tensor([4, 5, 7, 200, 263, 0])).tolist() == [0, -1, 1, 2, -1, -1]
     assert draft_labels(make_head(make_tiny_target(), "medusa"), torch.tensor([4, 263])).tolist() == [4, 263]
+
+
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_the_teacher_is_the_final_state(kind: str) -> None:
+    """Whatever layers stand behind it for the head to read."""
+    head = make_head(make_tiny_target(), kind)
+    ids_BT, hidden_BTH, mask_BT = make_batch(head)
+    options = LossOptions(kl=1.0)
+    total = supervised_loss(head, head, hidden_BTH, ids_BT, mask_BT, None, options).total
+    torch.testing.assert_close(total, reference_loss(head, targets_of(head), options), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", HEAD_KINDS)

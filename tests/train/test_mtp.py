@@ -179,6 +179,25 @@ def test_interrupted_training_ends_the_same(
     assert_ends_alike(config, uninterrupted)
 
 
+def test_an_interrupted_eagle3_head_ends_the_same(
+    config: MTPConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads three layers more out of the cache, and has an output head of its own over a part of the vocabulary."""
+    heads = HeadOptions("eagle3", num_draft_tokens=3, own_output_head=True, draft_vocab_size=100)
+    hidden = str(tmp_path / "wide")
+    stopped, whole = (
+        replace(config, heads=heads, paths=replace(config.paths, hidden=hidden, heads=str(tmp_path / name)))
+        for name in ("stopped", "whole")
+    )
+    train_heads(whole)
+    interrupt_at(monkeypatch, mtp_module, 4)
+    with pytest.raises(SystemExit):
+        train_heads(stopped)
+    monkeypatch.undo()
+    train_heads(stopped)
+    assert_ends_alike(stopped, whole)
+
+
 def test_interrupted_at_an_epochs_end(
     config: MTPConfig, uninterrupted: MTPConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
