@@ -61,7 +61,12 @@ def checked(cfg: DictConfig, schema: type[T]) -> T:
 def words_of_rank(words: Sequence[str]) -> list[str]:
     """A command line's words as this process gives them to Hydra: no `--local_rank=N`, and only rank 0 writes files."""
     kept = [word for word in words if word.partition("=")[0] not in LOCAL_RANK]
-    return kept if is_main() else [*kept, *WRITES_NOTHING]
+    if is_main():
+        return kept
+    # Behind the last override: Hydra's parser takes them in one piece, with flags such as --multirun around it.
+    overrides = [index for index, word in enumerate(kept, start=1) if "=" in word and not word.startswith("-")]
+    end = overrides[-1] if overrides else len(kept)
+    return [*kept[:end], *WRITES_NOTHING, *kept[end:]]
 
 
 def _started_as(main: Callable[[Any], Any]) -> str | None:

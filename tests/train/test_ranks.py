@@ -23,6 +23,9 @@ def test_local_rank_is_taken_from_the_words(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_the_first_process_writes_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert words_of_rank(["--local_rank=1", "+model=tiny"]) == ["+model=tiny", *WRITES_NOTHING]
+    assert words_of_rank(["+model=tiny", "--multirun"]) == ["+model=tiny", *WRITES_NOTHING, "--multirun"]
+    assert words_of_rank(["--multirun", "+model=tiny"]) == ["--multirun", "+model=tiny", *WRITES_NOTHING]
+    assert words_of_rank(["--multirun"]) == ["--multirun", *WRITES_NOTHING]
 
 
 def test_every_piece_is_somebodys(monkeypatch: pytest.MonkeyPatch) -> None:
