@@ -28,7 +28,8 @@ from tests.train.launched import (
     torchrun,
     words,
 )
-from train.resume import last_whole
+from train.checkpoints import last_whole
+from train.resume import MARK
 
 # A launcher looks at its processes every tenth of a second, and gives the others time to end.
 PROMPTLY_S = 30.0
@@ -197,7 +198,7 @@ def test_zero_killed_and_gone_on(mtp_by_one: Path, tmp_path: Path, choice: tuple
     took_s = kill_when(process, lambda: last_step(tmp_path / MTP) >= 22, 1, 2)
     assert finish(tmp_path, process)[0] != 0
     assert took_s < PROMPTLY_S
-    assert last_whole(tmp_path / MTP) == tmp_path / MTP / "checkpoint-20"
+    assert last_whole(tmp_path / MTP, (MARK,)) == str(tmp_path / MTP / "checkpoint-20")
     code, _, err = run(tmp_path, [*torchrun(1), *zero_words(tmp_path, 1, *choice)], RANK="0", WORLD_SIZE="1")
     assert code == 2
     assert "checkpoint-20 was saved by 2 processes, now 1" in err
