@@ -98,6 +98,7 @@ def test_config(target: Target, tmp_path: Path) -> None:
         "num_layers": 1,
         "own_output_head": True,
         "draft_vocab_size": 0,
+        "blank_first": False,
     }
     assert config["concatenation"] == "[state; embedding]"
     assert config["output_head"] == "own"
