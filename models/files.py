@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,8 @@ FULL_IN_SAFETENSORS = tuple(f"os error {number}" for number in FULL)
 FAILED_IN_TORCH = ("inline_container", "PytorchStreamWriter")
 MEGABYTE = 1e6
 PARTIAL = ".partial"
+# What is being written is younger than this.
+LEFT_OVER_S = 3600.0
 
 
 class DiskFull(OSError):
@@ -144,7 +148,28 @@ def flush(path: Path) -> None:
 
 def _beside(path: Path) -> Path:
     """A name of this process's own: of processes on several machines, two may have the same id."""
-    return path.with_name(f".{path.name}.{os.environ.get('RANK', '0')}-{os.getpid()}{PARTIAL}")
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}{PARTIAL}")
+
+
+def is_left_over(scratch: Path) -> bool:
+    """Whether the process that wrote this scratch file is gone: one of this machine that does not run any more.
+
+    FileNotFoundError where it is not there. Of other machines' files only their age tells.
+    """
+    owner, _, pid = scratch.name.removesuffix(PARTIAL).rpartition("-")
+    if time.time() - scratch.stat().st_mtime > LEFT_OVER_S:
+        return True
+    return pid.isdecimal() and owner.endswith(f".{socket.gethostname()}") and not _is_running(int(pid))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _flush_all(folder: Path) -> None:

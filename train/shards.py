@@ -7,16 +7,13 @@ nothing of what a shard holds.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from models.files import PARTIAL, telling_full, write_text
+from models.files import PARTIAL, is_left_over, telling_full, write_text
 
 MANIFEST = "manifest.json"
-# What is being written is younger than this. What is older was left by a process that was killed.
-LEFT_OVER_S = 3600.0
 
 
 class ShardFolder:
@@ -109,7 +106,7 @@ def _remove_left_over(folder: Path) -> None:
     """Half-written files of processes that were killed: a hidden-state shard may be gigabytes."""
     for path in folder.glob(f".*{PARTIAL}"):
         try:
-            if path.is_file() and time.time() - path.stat().st_mtime > LEFT_OVER_S:
+            if path.is_file() and is_left_over(path):
                 path.unlink()
         except FileNotFoundError:  # another process was first
             pass

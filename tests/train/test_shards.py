@@ -2,12 +2,16 @@
 
 import json
 import os
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from train.shards import LEFT_OVER_S, Journal, ShardFolder, read_manifest
+from models.files import LEFT_OVER_S
+from train.shards import Journal, ShardFolder, read_manifest
 
 MADE_FROM = {"holds": "things", "count": 3, "nested": {"a": [1, 2]}, "tuple": (1, 2)}
 
@@ -77,3 +81,21 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     ShardFolder(tmp_path, MADE_FROM, ".txt")
     assert (old.exists(), young.exists(), shard.exists()) == (False, True, True)
     assert store.missing(2) == [1]
+
+
+def test_what_a_process_of_this_machine_left_is_removed_at_once(tmp_path: Path) -> None:
+    """And not what one that runs, or one of another machine, is writing."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+    gone = tmp_path / f".shard-00000.txt.{host}-{ended.pid}.partial"
+    others = [
+        tmp_path / f".shard-00001.txt.{host}-{os.getpid()}.partial",
+        tmp_path / f".shard-00002.txt.other-{host}-{ended.pid}.partial",
+        tmp_path / f".shard-00003.txt.elsewhere-{ended.pid}.partial",
+    ]
+    for path in (gone, *others):
+        path.write_text("x")
+    ShardFolder(tmp_path, MADE_FROM, ".txt")
+    assert not gone.exists()
+    assert all(path.exists() for path in others)
