@@ -248,6 +248,17 @@ def _load_strictly(module: nn.Module, path: Path, name: str) -> None:
     module.load_state_dict(read_tensors(path, shapes, name))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file's object. ValueError for a file that holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no readable JSON ({error}); export the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is no JSON object; export the checkpoint again")
+    return found
+
+
 def read_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], name: str) -> dict[str, Tensor]:
     """The file's tensors, which must have exactly these names and shapes, and finite numbers; ValueError otherwise.
 

@@ -19,7 +19,7 @@ from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams
 from models.files import atomic_write
 from models.target import Target
-from train.completions import ServedModel, check_url
+from train.completion_server import ServedModel, check_url
 from train.data import DataOptions, dedupe, render_prompt
 from train.prompts.record import Prompt
 from train.ranks import is_main, is_mine, main_first, wait_for_all

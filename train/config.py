@@ -19,9 +19,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from train.completion import script_for
 from train.presets import CONF, preset_names
 from train.ranks import is_main, num_ranks, rank, take_up_launcher
+from train.tab_completion import script_for
 from train.wandb_run import wandb_run
 
 # Set to 1, a user's error is shown with its traceback.

@@ -21,7 +21,7 @@ import torch
 
 from models.decoding.rows import stream_seed
 from models.decoding.stops import REPLACEMENT
-from train.completions import Completion, CompletionServer, ServedModel
+from train.completion_server import Completion, CompletionServer, ServedModel
 
 if TYPE_CHECKING:
     from models.target import Target

@@ -10,7 +10,6 @@ vocabulary, V vocabulary, H hidden, X = 3H streams side by side.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_tensors
+from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors
 from models.target import Target
 
 NUM_READS = 3
@@ -136,7 +135,7 @@ class ServedEagle3:
 
 def read_speculators(folder: Path) -> ServedEagle3:
     """A folder of the speculators format. ValueError for a config or tensors that are not those of such a head."""
-    config = _read_json(folder)
+    config = read_object(folder / CONFIG_NAME)
     layer = config.get("transformer_layer_config")
     _require(folder, config, SPECULATORS_FACTS)
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
@@ -148,7 +147,7 @@ def read_speculators(folder: Path) -> ServedEagle3:
 
 def read_sglang(folder: Path) -> ServedEagle3:
     """A folder of SGLang's layout; as `read_speculators`."""
-    config = _read_json(folder)
+    config = read_object(folder / CONFIG_NAME)
     eagle = config.get("eagle_config") or {}
     _require(folder, config, {"architectures": ["LlamaForCausalLMEagle3"], "num_aux_hidden_states": NUM_READS})
     _require(folder, eagle, {"use_aux_hidden_state": True})
@@ -158,17 +157,6 @@ def read_sglang(folder: Path) -> ServedEagle3:
     if config.get("target_hidden_size") != config.get("hidden_size"):
         raise ValueError(f"{folder / CONFIG_NAME}: target_hidden_size must be hidden_size; export it again")
     return _read(folder, config, config.get("draft_vocab_size"), reads, "midlayer.", has_embedding=False)
-
-
-def _read_json(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_NAME
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no readable JSON ({error}); export the checkpoint again") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is no config of an EAGLE-3 head; export the checkpoint again")
-    return config
 
 
 def _require(folder: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ Shape suffixes: T time, K steps, V vocabulary, H hidden.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ from torch import Tensor
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_tensors, write_files
+from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors, write_files
 from models.heads.mtp import MTPHead
 from models.target import Target
 
@@ -223,11 +222,8 @@ class ServedMTP:
 def read_mtp(folder: Path) -> ServedMTP:
     """A folder of this layout. ValueError for a missing, unknown or mis-shaped tensor, or a config that is not one."""
     path = folder / CONFIG_NAME
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no readable JSON ({error}); export the checkpoint again") from error
-    if not isinstance(config, dict) or config.get("architectures") != [ARCHITECTURE]:
+    config = read_object(path)
+    if config.get("architectures") != [ARCHITECTURE]:
         raise ValueError(f"{path} is no config of an MTP layer: its architectures must be ['{ARCHITECTURE}']")
     sizes = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

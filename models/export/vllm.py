@@ -21,7 +21,6 @@ Shape suffixes: K heads, N states, V vocabulary, D draft vocabulary, H hidden.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_tensors, write_files
+from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors, write_files
 from models.heads.medusa import MedusaHeads
 
 PROBE_STATES = 8
@@ -132,11 +131,8 @@ class ServedMedusa:
 def read_medusa(folder: Path) -> ServedMedusa:
     """A folder of this layout. ValueError for a missing, unknown or mis-shaped tensor, or a config that is not one."""
     path = folder / CONFIG_NAME
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no readable JSON ({error}); export the checkpoint again") from error
-    if not isinstance(config, dict) or config.get("model_type") != "medusa":
+    config = read_object(path)
+    if config.get("model_type") != "medusa":
         raise ValueError(f"{path} is no config of Medusa heads: its model_type must be 'medusa'")
     wrong = [name for name in SIZES if type(config.get(name)) is not int or config[name] < 1]
     wrong += [name for name in FLAGS if type(config.get(name)) is not bool]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from models.decoding.counters import Counters
 from rl import sharing
-from rl.measured import length_metrics, measured
+from rl.measuring import length_metrics, measured
 from rl.options import RLOptions
 from rl.policy import PolicyOptions, PolicyStats, VerifiedTokens, baselines, logprobs, surrogate
 from rl.resume import require_same_batch

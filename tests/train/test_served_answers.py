@@ -16,7 +16,7 @@ from models.target import Target
 from models.tiny import make_tiny_target
 from tests.train.completion_server import Server, serve
 from tests.train.test_answers import DATA, OPTIONS, answer, make_prompts
-from train import completions, served_answers
+from train import completion_server, served_answers
 from train.answers import Answer, AnswerOptions, answer_prompts, read_answers
 from train.examples import from_answers, trim
 from train.served_answers import UNSURE
@@ -29,7 +29,7 @@ ENDING_SEED, ASCII_SEED = 55, 14
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(completion_server, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +307,7 @@ def test_two_eos_ids_leave_a_doubt() -> None:
     """Text does not say which of them ended it, unless the server does."""
     target = ascii_target()
     target.eos_token_ids = (1, 2)
-    reply = completions.Completion("abc", "stop", None, None, None, None, 4)
+    reply = completion_server.Completion("abc", "stop", None, None, None, None, 4)
     assert served_answers._ids_of_text(target, reply, True) is None
     told = served_answers._ids_of_text(target, replace(reply, stopped_at=1), True)
     assert told is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from train import mtp
-from train.completion import INSTALL, UNINSTALL, script_for
 from train.presets import CONF, preset_names
+from train.tab_completion import INSTALL, UNINSTALL, script_for
 
 
 @pytest.mark.parametrize(
