@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 MAX_SHOWN = 80
@@ -36,12 +35,11 @@ def text_of(value: object, reward: str, column: str, expected: str = "text") -> 
 
 def texts_of(value: object, reward: str, column: str, expected: str) -> list[str]:
     """A list of texts, or one text alone."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    parts = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-    if not parts or not all(isinstance(part, str) for part in parts):
+    parts: Any = value.tolist() if hasattr(value, "tolist") else value
+    parts = [parts] if isinstance(parts, str) else parts
+    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, str) for part in parts):
         refuse(value, reward, column, expected)
-    return parts
+    return list(parts)
 
 
 def tests_of(value: object, reward: str, column: str) -> list[str]:

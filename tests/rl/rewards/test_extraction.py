@@ -242,7 +242,7 @@ SAMPLES = [
     "```\na = 1\n```\n```\nb = 1\n```",
     "print(add(1, 2))",
     "<answer>\n```python\n    return 1\n```\n</answer>",
-    "```\n    s = 1\n    '''\n    ```\n    y\n    ```\n    '''\n    return s\n```",
+    "````\n  s = 1\n  '''\n  ```\n  y\n  ```\n  '''\n  return s\n````",
     "```\ndef add(a):\n    return 0\n```\nNo:\n```\n    def add(a):\n        return 1\n```",
     "[BEGIN]\n    return 1\n[DONE]\nNext",
 ]
