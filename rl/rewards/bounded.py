@@ -42,6 +42,8 @@ class BoundedProcess:
         request = json.dumps([module, function, arguments, self.cpu_s]).encode() + b"\n"
         with self._lock:
             reply = self._ask(request)
+        if "unbounded" in reply:
+            raise OutOfBounds(f"{module}.{function}: {reply['unbounded']}")
         if "raised" in reply:
             raise RuntimeError(f"{module}.{function}: {reply['raised']}")
         return reply["value"]
@@ -115,6 +117,8 @@ def serve() -> None:
             # Its default action ends the process, and does so within a computation in C.
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
             reply = {"value": called(*arguments)}
+        except (MemoryError, RecursionError) as error:
+            reply = {"unbounded": type(error).__name__}
         except Exception as error:
             reply = {"raised": f"{type(error).__name__}: {error}"[:1000]}
         finally:
