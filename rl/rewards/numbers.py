@@ -56,7 +56,7 @@ COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\[[^\]]*\]\s*)?[{(]?\s*$")
 HASHES = re.compile(r"####[ \t]*+(?![A-Za-z]|[0-9]+[.):]\s+\S)([^\n]+)")
 BOXED = re.compile(r"\\f?boxed\s*\{")
 ELEMENT = re.compile(r"(?i)<answer>([^<]*[0-9][^<]*)")
-ANSWER = re.compile(r"(?i)\banswer\b\s*(?:is\b|[:=])[\s:*_]*([^\n]+)")
+ANSWER = re.compile(r"(?i)\banswer\b\s*(?:is\b|[:=])(?:[\s:]|\*\*|__|[*_](?=\s))*([^\n]+)")
 
 
 def normalise(text: str) -> str:
