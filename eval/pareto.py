@@ -320,7 +320,7 @@ def write_page(
         assert point.decoder is not None
         traced = trace(point.decoder, [one.ids for one in questions], params, config.batch_size)
         tokens = [result.tokens for result, _ in traced]
-        rewards = reward.score(questions, [result.text for result, _ in traced], tokens)
+        rewards = reward.score(questions, [result.text for result, _ in traced], tokens, tokenizer)
         for of_prompt, (result, found), value in zip(texts, traced, rewards, strict=True):
             of_prompt.append(TracedText(point.name, found, result, value))
     prompts = [tokenizer.decode(question.ids) for question in questions]

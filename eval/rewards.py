@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eval.questions import Question
+from models.decoding.stops import Detokenizer
 
 LOADING = "rl.rewards.loading"
+THOUGHTS = "rl.rewards.thoughts"
 
 
 @dataclass
@@ -30,12 +32,21 @@ class Reward:
     function: Callable[..., Any]
 
     def score(
-        self, questions: Sequence[Question], texts: Sequence[str], tokens: Sequence[Sequence[int]]
+        self,
+        questions: Sequence[Question],
+        texts: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        tokenizer: Detokenizer,
     ) -> list[float]:
-        """One number a completion; questions, texts and tokens side by side. ValueError for what is no reward."""
+        """One number per completion; questions, texts and tokens side by side. ValueError for what is no reward.
+
+        tokenizer: the target's, by which answers are told from thoughts.
+        """
         columns: dict[str, list[Any]] = {
             name: [question.columns.get(name) for question in questions] for name in _columns(questions)
         }
+        read_answers = importlib.import_module(THOUGHTS).read_answers
+        columns["completion_answers"] = read_answers(tokenizer, [one.ids for one in questions], tokens)
         try:
             values = self.function(
                 prompts=[question.prompt for question in questions],

@@ -144,7 +144,9 @@ def _judge(
 ) -> list[Sample]:
     """The completions of one turn, prompt by prompt, with their rewards. first: number of its first prompt."""
     texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in outcome.tokens]
-    rewards = reward.score([question for question in asked for _ in range(plan.samples)], texts, outcome.tokens)
+    rewards = reward.score(
+        [question for question in asked for _ in range(plan.samples)], texts, outcome.tokens, tokenizer
+    )
     # A decoder that tells no certificates is lossless; a peer that tells none may be anything.
     certificates: Sequence[float | None] = outcome.certificates or [0.0 if point.decoder else None] * len(texts)
     return [

@@ -25,6 +25,8 @@ from models.ensemble import EnsembleHead
 from models.target import Target
 from rl.floor import RunState
 from rl.policy import acceptance
+from rl.rewards.loading import ANSWERS
+from rl.rewards.thoughts import read_answers
 from rl.rollout import FixedWeight, Rollout, Weigher, require_verified, sample_rollouts
 from rl.sharing import gather_rollouts, piece
 from train.ranks import gather_pieces
@@ -87,6 +89,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
         self.rollout_batch_size = rollout_batch_size
         self.measured: dict[str, Any] = {}
         self._everyones: list[Rollout] = []  # what all processes have sampled last, without features
+        self._answers: list[str] = []  # of what this process has sampled last, behind the model's thoughts
         super().__init__(**kwargs)
 
     @property
@@ -125,6 +128,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
         )
         if any(not rollout.tokens for rollout in rollouts):
             raise ValueError(f"target {self.pair.target.name!r} gives logits that are no numbers; check its weights")
+        self._answers = read_answers(self.pair.target.tokenizer, prompt_ids, [rollout.tokens for rollout in rollouts])
         self._everyones = gather_rollouts(rollouts, first)
         require_verified(self._everyones)
         self._book(self._mode, **{"time/rollout_s": time.perf_counter() - started})
@@ -142,10 +146,10 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
 
     def try_reward(self) -> None:
         """Ask the reward about one completion, an empty one: one that fails is told before anything is sampled."""
-        self._ask_reward([self.train_dataset[0]], [list(self.pair.target.eos_token_ids)[:1]], [""])
+        self._ask_reward([self.train_dataset[0]], [list(self.pair.target.eos_token_ids)[:1]], [""], [""])
 
     def _ask_reward(
-        self, rows: Sequence[dict[str, Any]], completion_ids: list[list[int]], texts: list[str]
+        self, rows: Sequence[dict[str, Any]], completion_ids: list[list[int]], texts: list[str], answers: list[str]
     ) -> list[float]:
         """What the reward gives these completions, asked as trl asks it. What it logs is forgotten."""
         prompts = [row["prompt"] for row in rows]
@@ -156,7 +160,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
             prompts=prompts,
             completions=[[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts,
             completion_ids=completion_ids,
-            **columns,
+            **columns | {ANSWERS: answers},
             trainer_state=self.state,
             log_extra=self._log_completion_extra,
             log_metric=self._log_metric,
@@ -177,7 +181,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
         prompt_ids = self._tokenize_prompts([row["prompt"] for row in mine])[0] if mine else []
         ids = [rollout.tokens for rollout in self._sample(prompt_ids, head, stream, numbers.start)]
         texts = self.processing_class.batch_decode(ids, skip_special_tokens=True)
-        rewards = self._ask_reward(mine, ids, texts) if mine else []
+        rewards = self._ask_reward(mine, ids, texts, self._answers) if mine else []
         self._book_lengths()
         return measured(self._everyones, gather_pieces(dict(zip(numbers, rewards, strict=True))))
 

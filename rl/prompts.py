@@ -7,14 +7,14 @@ from typing import Any
 
 from datasets import Dataset
 
-from rl.rewards.loading import TRL_ARGUMENTS
+from rl.rewards.loading import ARGUMENTS
 from train.data import DataOptions, load_prompts
 from train.prompts.record import Prompt
 from train.prompts.seen import seen_record
 from train.testbed import testbed_prompts
 
 TESTBED_PROMPTS = 2048  # of 8000; a run sees a part of them
-RESERVED = (*TRL_ARGUMENTS, "completion", "image", "images")
+RESERVED = (*ARGUMENTS, "completion", "image", "images")
 
 
 def load_datasets(data: DataOptions, max_heldout: int) -> tuple[Dataset, Dataset | None]:

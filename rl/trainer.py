@@ -33,6 +33,7 @@ from rl.floor import RunState
 from rl.measuring import MeasuringTrainer, Pair
 from rl.policy import PolicyOptions, PolicyStats, baselines, logprobs, surrogate
 from rl.resume import STATE_NAME
+from rl.rewards.loading import ANSWERS
 from rl.rollout import Rollout, stack_features, verified_tokens, without_tokens
 from rl.sharing import deal
 from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
@@ -131,9 +132,10 @@ class DiversedTrainer(MeasuringTrainer):
         logps_BT[tokens.sequence_N, places_N] = self._old_logprob_N
         return logps_BT, None, None
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Of all processes; kept for the loss."""
-        self._rewards = super()._calculate_rewards(*args, **kwargs)
+    def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Tensor:
+        """Of all processes; kept for the loss. trl passes what a row has by name: here the completion's answer, too."""
+        rows = [{**row, ANSWERS: answer} for row, answer in zip(inputs, self._answers, strict=True)]
+        self._rewards = super()._calculate_rewards(rows, *args, **kwargs)
         return self._rewards
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:

@@ -5,21 +5,21 @@ MBPP's columns: `test_list`, and `test_setup_code`, `test_imports` where there a
 Programs are run by `sandbox` alone; here they are only text.
 """
 
+import importlib.util
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import fields
 from typing import Any, get_args
 
-from rl.rewards.loading import Reward, completion_text
+from rl.rewards.bounded import BoundedProcess, OutOfBounds
+from rl.rewards.columns import name_of, python_of, tests_of
+from rl.rewards.loading import Reward, answer_texts, completion_text
 from rl.rewards.sandbox import Limits, Outcome, Program, Sandbox, Status
 
 NAME = "code"
-FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.M | re.S)
-# MBPP's few-shot prompts use these marks.
-BETWEEN_MARKS = re.compile(r"\[BEGIN\]\s*\n(.*?)(?:\[DONE\]|\Z)", re.S)
-# Where a continued function body is over: a line that starts at the margin and is no code at module level.
-PROSE = re.compile(r"^(?!(?:async |def |class |@|import |from |#|[)\]}]|[A-Za-z_]\w*(?: *:[^=\n]+)? *=(?!=)))\S", re.M)
+EXTRACTION = "rl.rewards.extraction"
+READER = BoundedProcess()
 
 
 def make_reward(workers: int = 2, unsafe: bool = False, limits: Mapping[str, Any] | None = None) -> Reward:
@@ -27,12 +27,15 @@ def make_reward(workers: int = 2, unsafe: bool = False, limits: Mapping[str, Any
     names = [field.name for field in fields(Limits)]
     if unknown := set(limits or {}) - set(names):
         raise ValueError(f"limits has no {', '.join(sorted(unknown))}; it takes {', '.join(names)}")
+    if importlib.util.find_spec("markdown_it") is None:
+        raise ValueError("reward=code needs markdown-it-py: pip install 'foretoken[rl]'")
     sandbox = Sandbox(Limits(**(limits or {})), workers, unsafe)
     print(f"reward {NAME}: {sandbox.describe()}", flush=True)
 
     def code(
         prompts: Sequence[Any],
         completions: Sequence[Any],
+        completion_answers: Sequence[str] | None = None,
         log_extra: Callable[[str, list[str]], None] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
@@ -42,7 +45,7 @@ def make_reward(workers: int = 2, unsafe: bool = False, limits: Mapping[str, Any
             {name: values[index] for name, values in columns.items() if is_column(values, len(completions))}
             for index in range(len(completions))
         ]
-        texts = map(completion_text, completions)
+        texts = answer_texts(completions, completion_answers)
         outcomes = sandbox.run_all([make_program(*row) for row in zip(prompts, texts, rows, strict=True)])
         log_outcomes(outcomes, log_extra, log_metric)
         return [float(outcome.status == "passed") for outcome in outcomes]
@@ -71,46 +74,61 @@ def log_outcomes(
 
 def make_program(prompt: object, text: str, row: Mapping[str, Any]) -> Program:
     """The program to run for one completion. ValueError when the row has the columns of neither kind."""
-    if row.get("test_list"):
-        return mbpp_program(text, row["test_list"], row.get("test_setup_code") or "", row.get("test_imports") or ())
-    if row.get("test") and row.get("entry_point"):
-        stub = row.get("code_prompt") or extract_code(completion_text(prompt), [row["entry_point"]])
-        return humaneval_program(stub, text, row["test"], row["entry_point"])
+    row = {name: value for name, value in row.items() if not is_empty(value)}
+    if "test_list" in row:
+        tests = tests_of(row["test_list"], NAME, "test_list")
+        setup = python_of(row.get("test_setup_code", ""), NAME, "test_setup_code")
+        return mbpp_program(text, tests, setup, tests_of(row.get("test_imports", []), NAME, "test_imports"))
+    if "test" in row and "entry_point" in row:
+        test, entry_point = python_of(row["test"], NAME, "test"), name_of(row["entry_point"], NAME, "entry_point")
+        stub = row.get("code_prompt") or find_code(completion_text(prompt), [entry_point])
+        return humaneval_program(python_of(stub, NAME, "code_prompt", is_whole=False), text, test, entry_point)
     raise ValueError(
         f"reward {NAME!r} needs the columns test_list (as MBPP), or test and entry_point (as HumanEval); this row has "
         f"{', '.join(sorted(row)) or 'none'}"
     )
 
 
+def is_empty(value: object) -> bool:
+    """Whether a column has nothing for this row, as where another kind of row has it."""
+    return value is None or (isinstance(value, Sized) and len(value) == 0)
+
+
 def mbpp_program(text: str, test_list: Sequence[str], setup: str = "", imports: Sequence[str] = ()) -> Program:
     """The completion's code, then MBPP's asserts."""
     called = re.findall(r"([A-Za-z_]\w*)\s*\(", "\n".join(test_list))
-    return Program(extract_code(text, called), [*imports, setup, *test_list])
+    return Program(find_code(text, called), [*imports, setup, *test_list])
 
 
 def humaneval_program(stub: str, text: str, test: str, entry_point: str) -> Program:
     """HumanEval's stub with the completion as its body, or, where that defines the function anew, behind it."""
-    if not defines(stub, [entry_point]):
+    if not defines(stub, entry_point):
         raise ValueError(
             f"reward {NAME!r}: the prompt does not hold the function {entry_point!r} that its test calls; give "
             "HumanEval's own prompt as the column code_prompt"
         )
-    answer = extract_code(text, [entry_point])
-    if defines(answer, [entry_point]):
+    answer = find_code(text, [entry_point])
+    if defines(answer, entry_point):
         answer = "\n    pass\n\n" + answer
-    elif (end := PROSE.search(answer)) is not None:
-        answer = answer[: end.start()]
+    else:
+        answer = read_text("function_body", answer, stub, answer)
     return Program(stub + answer, [f"{test}\n\ncheck({entry_point})"])
 
 
-def extract_code(text: str, names: Sequence[str]) -> str:
-    """The last fenced block that defines one of the names, else the last of all, else the text between [BEGIN] and
-    [DONE], else the text."""
-    blocks = FENCED.findall(text) or BETWEEN_MARKS.findall(text) or [text]
-    return next((block for block in reversed(blocks) if defines(block, names)), blocks[-1])
+def find_code(text: str, names: Sequence[str]) -> str:
+    """The program in a text that defines one of the names, see `extraction.extract_code`."""
+    return read_text("extract_code", text, text, names)
 
 
-def defines(source: str, names: Sequence[str]) -> bool:
-    """Whether a line at the margin defines one of the names; the text is not parsed, since parsing runs on it."""
-    wanted = "|".join(map(re.escape, names))
-    return re.search(rf"^(?:(?:async\s+)?def|class)\s+(?:{wanted})\b|^(?:{wanted})\s*=", source, re.M) is not None
+def read_text(function: str, otherwise: str, *arguments: Any) -> str:
+    """What this function of `extraction` makes of a text; `otherwise` for a text that it cannot read within bounds."""
+    try:
+        return READER.call(EXTRACTION, function, *arguments)
+    except OutOfBounds:
+        return otherwise
+
+
+def defines(source: str, name: str) -> bool:
+    """Whether a line at the margin defines the name; the text is not parsed, since parsing runs on it."""
+    wanted = re.escape(name)
+    return re.search(rf"^(?:(?:async\s+)?def|class)\s+{wanted}\b|^{wanted}\s*=(?!=)", source, re.M) is not None

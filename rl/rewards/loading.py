@@ -1,8 +1,8 @@
 """From a name in the configuration to a reward function, and the check of what such a function returned.
 
 A reward has trl's signature: f(prompts, completions, completion_ids, <dataset columns>, trainer_state, log_extra,
-log_metric, **kwargs) -> list of numbers, one a completion. Every argument is passed by name. A module here that offers
-one has `make_reward(**options)`, which returns it.
+log_metric, **kwargs) -> list of numbers, one per completion; our commands add `completion_answers`. Every argument is
+passed by name. A module here that offers one has `make_reward(**options)`, which returns it.
 """
 
 import functools
@@ -16,11 +16,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rl.rewards.thoughts import behind_thoughts
+
 Reward = Callable[..., list[float]]
 MAKER = "make_reward"
 PACKAGE = "rl.rewards"
-# What trl passes beside the dataset's columns.
-TRL_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+# What a reward is called with beside the dataset's columns: trl's arguments, and each completion's answer, which is its
+# text behind the model's thoughts (`rl.rewards.thoughts`).
+ANSWERS = "completion_answers"
+ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", ANSWERS)
 
 
 @dataclass
@@ -106,7 +110,7 @@ def require_trl_signature(spec: str, function: Callable[..., Any], options: Mapp
     parameters = inspect.signature(function).parameters.values()
     if not any(given.kind is given.VAR_KEYWORD for given in parameters):
         raise ValueError(
-            f"reward={spec!r} must end in **kwargs: it is called with {', '.join(TRL_ARGUMENTS)} and the dataset's "
+            f"reward={spec!r} must end in **kwargs: it is called with {', '.join(ARGUMENTS)} and the dataset's "
             "columns, all by name"
         )
     positional = [given.name for given in parameters if given.kind is given.POSITIONAL_ONLY]
@@ -148,6 +152,17 @@ def completion_text(completion: object) -> str:
         if isinstance(content, str):
             return content
     raise ValueError(f"a completion must be text, or messages whose last has text as content, not {completion!r:.80}")
+
+
+def answer_texts(completions: Sequence[Any], answers: Sequence[str] | None = None) -> list[str]:
+    """What each completion answers, without its thoughts; "" where a thought never ended.
+
+    answers: the argument `completion_answers` of a reward. Without it, from the completions' texts, which do not tell
+    of a thought that the prompt began.
+    """
+    if answers is not None:
+        return list(answers)
+    return [behind_thoughts(completion_text(completion)) for completion in completions]
 
 
 def require_column(values: Sequence[Any] | None, column: str, name: str, count: int) -> Sequence[Any]:

@@ -1,56 +1,77 @@
 r"""Reading the number that a text gives as its answer, exactly: a `Fraction`, never a float.
 
-Read: 18, -3, 1,234.50, .5, 3/4, 1 1/2, 2½, \frac{3}{4}; with a currency before and words, units or % behind. Not read:
-numbers in words, 1e6, multipliers (of "3 million" the 3), decimal commas, sums ("3 + 4" is none, "3 + 4 = 7" is 7).
-A per cent sign counts as a unit: 25% is 25, as GSM8K writes it.
+Read: 18, -3, 1,234.50, .5, 3/4, 1 1/2, 2½, 1e3, \frac{3}{4}, in the digits of any script; in emphasis, brackets or
+quotation marks, with a currency before, and with words, units or % behind, also where a script puts no space between.
+Not read: numbers in words, multipliers (of "3 million" the 3), decimal commas and other grouping (1.234,50), sums
+("3 + 4" is none, "3 + 4 = 7" is 7). A per cent sign counts as a unit: 25% is 25, as GSM8K writes it.
 """
 
 import re
 from fractions import Fraction
 
-# Full-width digits, minus sign and the dashes that stand for it, the slash of ½ and the like.
-FOLDED = str.maketrans("０１２３４５６７８９\u2212\u2013\uff0d\u2044", "0123456789---/") | {
+# Full-width signs, the minus sign and the dashes that stand for it, the slash of ½ and the like.
+FOLDED = str.maketrans("\u2212\u2013\uff0d\u2044\uff0b\uff0e\uff05\uff0f\uff1d", "---/+.%/=") | {
     ord(sign): f" {fraction}" for sign, fraction in {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}.items()
 }
-LATEX = (
+FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
+# A thousands separator other than a comma: a space that does not break, or LaTeX's, or an apostrophe.
+SEPARATOR = r"(?:\{,\}|\\[,;!]|\\ |~|[\u00a0\u2006-\u2009\u202f'’])"
+MARKUP = (
+    (re.compile(rf"(?<=[0-9]){SEPARATOR}(?=[0-9]{{3}}(?![0-9]))"), ","),
     (re.compile(r"\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}"), r" \1/\2"),
     (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
-    (re.compile(r"(?<=[0-9])(?:\{,\}|\\[,;!]|\\ |~)(?=[0-9]{3})"), ","),
-    (re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\([$%])"), r"\1"),
-    (re.compile(r"\\[,;! ()\[\]]|\\left|\\right|\*\*"), " "),
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?"), "°"),
+    (re.compile(r"\\([$%#&_])"), r"\1"),
+    (re.compile(r"\\(?:left|right|displaystyle|approx|sim|qquad|quad|bf|rm)(?![A-Za-z])"), " "),
+    (re.compile(r"\\[,;:! ()\[\]]|\*\*"), " "),
+    # Emphasis: *18*, __18__. An underscore within a name is none.
+    (re.compile(r"(?<![\w)*])\*(?=\S)([^*\n]*)(?<=\S)\*(?![\w(*])"), r" \1 "),
+    (re.compile(r"(?<![^\W_])_+|_+(?![^\W_]|\{)"), " "),
 )
+STYLED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|boldsymbol|underline)\s*\{([^{}]*)\}")
+MAX_STYLES = 3  # one in the other
 
+# Letters of scripts that put no space before a number; those of other scripts make it part of a name, as in x2.
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff"
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+ENDS = r"(?![0-9]|[.,][0-9])"
 NUMBER = re.compile(
     # Not part of a name, an index, an exponent or a longer number: x2, a_1, m^2, 1,23.
-    r"(?<![\w^.])(?<![0-9],)(?<!\^\{)(?<!_\{)"
+    rf"(?<![^\W{SPACELESS}])(?<![\^±])(?<![0-9][.,])(?<!\^\{{)(?<!_\{{)"
     # A minus between two things subtracts, and is no sign.
-    r"(?:(?<![)\]}])(?P<minus>-))?[$€£¥₩]?"
+    r"(?:(?<![)\]}])(?P<minus>-))?[$€£¥₩₹]?"
     rf"(?:(?:(?P<whole>{INTEGER}) +)?(?P<top>[0-9]+)/(?P<bottom>[0-9]+)(?!/?[0-9])"
+    rf"|(?P<decimal>(?:{INTEGER}?\.[0-9]+|{INTEGER}){ENDS}(?:[eE][-+]?[0-9]{{1,2}}(?![0-9.]))?)(?![eE][-+]?[0-9])"
     # Digits that are grouped in another way than by thousands are no number.
-    rf"|(?P<decimal>{INTEGER}?\.[0-9]+|{INTEGER}(?![0-9]|,[0-9])))"
+    r"|(?P<unread>[0-9]+(?:[.,][0-9]+)+|[0-9.]+[eE][-+]?[0-9]+))"
 )
 MAX_CHARS = 64  # of one number: Python itself refuses to read those of thousands of digits
-OPERATOR = re.compile(r"\s*(?:\\times|\\cdot|\\div|[*^×÷+/!]|-\s*[0-9])")
+GROUPED = re.compile(r"(\s*[-$€£¥₩₹]*[0-9]{1,3})((?: [0-9]{3})+)(?![0-9.,/]|\s*[0-9])")
+# What makes a number behind which it stands a part of something to be computed. "!" and "/h" do so in a formula alone.
+OPERATOR = re.compile(r"\s*(?:\\[A-Za-z]|[\^×÷]|[*+/]\s*[-0-9(\\{]|[*+]\s*[A-Za-z]|:[0-9]|-\s*[0-9])")
+IN_FORMULA = re.compile(r"\s*[!*+/^]")
+COMMAND = re.compile(r"\\[A-Za-z]+\s*(?:\[[^\]]*\]\s*)?[{(]?\s*$")
 
 # "#### 18", but not the headings of Markdown: "#### Step 2", "#### 1. Eggs".
 HASHES = re.compile(r"####[ \t]*+(?![A-Za-z]|[0-9]+[.):]\s+\S)([^\n]+)")
 BOXED = re.compile(r"\\f?boxed\s*\{")
-ANSWER = re.compile(r"(?i)\banswer\b\s*(?:is\b|[:=])[\s:*]*([^\n]+)")
+ELEMENT = re.compile(r"(?i)<answer>([^<]*[0-9][^<]*)")
+ANSWER = re.compile(r"(?i)\banswer\b\s*(?:is\b|[:=])(?:[\s:]|\*\*|__|[*_](?=\s))*([^\n]+)")
 
 
 def normalise(text: str) -> str:
     """The text with its numbers in plain notation."""
-    text = text.translate(FOLDED)
-    for pattern, replacement in LATEX:
+    text = FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), text.translate(FOLDED))
+    for _ in range(MAX_STYLES):
+        text = STYLED.sub(r" \1 ", text)
+    for pattern, replacement in MARKUP:
         text = pattern.sub(replacement, text)
     return text
 
 
 def value(match: re.Match[str]) -> Fraction | None:
-    """What a match of NUMBER stands for; None for a division by zero, or far too many digits."""
-    if len(match[0]) > MAX_CHARS:
+    """What a match of NUMBER stands for; None for a division by zero, far too many digits, or grouping not read."""
+    if len(match[0]) > MAX_CHARS or match["unread"]:
         return None
     if match["decimal"]:
         size = Fraction(match["decimal"].replace(",", ""))
@@ -77,23 +98,33 @@ def marked_answer(text: str) -> str | None:
 
     The first ####: a base model goes on with a question and an answer of its own.
     """
+    return find_marked(text)[0]
+
+
+def find_marked(text: str) -> tuple[str | None, bool]:
+    """`marked_answer`, and whether it is a formula rather than a line of text."""
     if match := HASHES.search(text):
-        return match[1]
+        return match[1], False
     if (content := boxed_content(text)) is not None:
-        return content
-    matches = ANSWER.findall(text)
-    return matches[-1] if matches else None
+        return content, True
+    matches = ELEMENT.findall(text) or ANSWER.findall(text)
+    return (matches[-1] if matches else None), False
 
 
 def answer_number(text: str) -> Fraction | None:
     """The answer's number: of what is marked as answer, else the last number in the text; None when there is none."""
-    marked = marked_answer(text)
-    if marked is not None:
-        result = normalise(marked).rpartition("=")[2]
-        match = NUMBER.search(result)
-        return None if match is None or OPERATOR.match(result, match.end()) else value(match)
-    *_, last = [None, *NUMBER.finditer(normalise(text))]
-    return None if last is None else value(last)
+    marked, is_formula = find_marked(text)
+    if marked is None:
+        *_, last = [None, *NUMBER.finditer(normalise(text))]
+        return None if last is None else value(last)
+    result = normalise(marked).rpartition("=")[2]
+    result = GROUPED.sub(lambda match: match[1] + match[2].replace(" ", ","), result, count=1)
+    match = NUMBER.search(result)
+    if match is None or COMMAND.search(result[: match.start()]) or OPERATOR.match(result, match.end()):
+        return None
+    if is_formula and IN_FORMULA.match(result, match.end()):
+        return None
+    return value(match)
 
 
 def plain_number(text: str) -> Fraction | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rl.rewards.loading import Reward, completion_text, require_column
+from rl.rewards.loading import Reward, answer_texts, require_column
 
 COUNTS = ("share", "all")
 # What is right of a text, given its row's answer; None where the text is of another form.
@@ -22,14 +22,15 @@ def share_reward(
 
     def reward(
         completions: Sequence[Any],
-        answer: Sequence[str] | None = None,
+        answer: Sequence[Any] | None = None,
+        completion_answers: Sequence[str] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **kwargs: Any,
     ) -> list[float]:
-        """trl's signature; one number a completion."""
+        """trl's signature; one number per completion."""
         answers = require_column(answer, "answer", name, len(completions))
-        pairs = zip(completions, answers, strict=True)
-        shares = [share_right(completion_text(completion), expected) for completion, expected in pairs]
+        texts = answer_texts(completions, completion_answers)
+        shares = [share_right(text, expected) for text, expected in zip(texts, answers, strict=True)]
         if log_metric is not None and shares:
             for metric, value in to_log(shares).items():
                 log_metric(f"{name}/{metric}", value)

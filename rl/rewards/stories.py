@@ -6,6 +6,7 @@ A story names both numbers and twice their sum. The wording earns nothing. A tex
 import re
 from collections.abc import Sequence
 
+from rl.rewards.columns import refuse
 from rl.rewards.loading import Reward
 from rl.rewards.shares import share_reward
 
@@ -27,7 +28,7 @@ def share_right(text: str, story: str) -> float:
     """Share of the story's numbers that the text has in the same place; 0 where it has more or fewer of them."""
     expected = NUMBER.findall(story) if isinstance(story, str) else []
     if not expected:
-        raise ValueError(f"reward {NAME!r}: column 'answer' holds {story!r:.80}; it must be a story with numbers in it")
+        refuse(story, NAME, "answer", "a story with numbers in it")
     found = NUMBER.findall(text)
     if len(found) != len(expected):
         return 0.0

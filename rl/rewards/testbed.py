@@ -5,6 +5,7 @@ The wording earns nothing. A text that is not well formed (`train.testbed_langua
 
 from collections.abc import Sequence
 
+from rl.rewards.columns import refuse
 from rl.rewards.loading import Reward
 from rl.rewards.shares import share_reward
 from train.testbed_language import DIGITS, NAMES, read_digits
@@ -27,10 +28,7 @@ def to_log(shares: Sequence[float | None]) -> dict[str, float]:
 def share_right(text: str, expected: str) -> float | None:
     """Share of the text's digits that are the expected ones; None where it is not well formed."""
     if not isinstance(expected, str) or len(expected) != len(NAMES) or set(expected) - set(DIGITS):
-        raise ValueError(
-            f"reward {NAME!r}: column 'answer' holds {expected!r:.80}; it must be text of {len(NAMES)} digits, as "
-            "train.testbed.testbed_prompts gives it"
-        )
+        refuse(expected, NAME, "answer", f"text of {len(NAMES)} digits, as train.testbed.testbed_prompts gives it")
     digits = read_digits(text)
     if digits is None:
         return None

@@ -8,6 +8,17 @@ import pytest
 from eval.questions import Question
 from eval.rewards import Reward, RewardOptions, load
 
+
+class Letters:
+    """A tokenizer whose tokens are characters."""
+
+    all_special_tokens: tuple[str, ...] = ()
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return "".join(map(chr, token_ids))
+
+
+LETTERS = Letters()
 QUESTIONS = [
     Question("one", [1], {"answer": "1", "extra": [1, 2]}),
     Question([{"role": "user", "content": "two"}], [2], {"answer": "2"}),
@@ -23,7 +34,7 @@ def test_called_as_trl_would() -> None:
         given["log_extra"]("x", ["a", "b"])
         return [0, 1]
 
-    assert Reward("keep", keep).score(QUESTIONS, ["a", "b"], [[5], [6, 7]]) == [0.0, 1.0]
+    assert Reward("keep", keep).score(QUESTIONS, ["a", "b"], [[5], [6, 7]], LETTERS) == [0.0, 1.0]
     assert seen["prompts"] == ["one", [{"role": "user", "content": "two"}]]
     assert seen["completions"] == ["a", [{"role": "assistant", "content": "b"}]]
     assert seen["completion_ids"] == [[5], [6, 7]]
@@ -38,7 +49,7 @@ def test_called_as_trl_would() -> None:
 )
 def test_what_is_no_reward(returned: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Reward("mine", lambda **given: returned).score(QUESTIONS, ["a", "b"], [[], []])
+        Reward("mine", lambda **given: returned).score(QUESTIONS, ["a", "b"], [[], []], LETTERS)
 
 
 def test_a_reward_that_raises_is_named() -> None:
@@ -46,7 +57,7 @@ def test_a_reward_that_raises_is_named() -> None:
         raise KeyError("answer")
 
     with pytest.raises(ValueError, match="reward 'broken' raised KeyError: 'answer'"):
-        Reward("broken", broken).score(QUESTIONS, ["a", "b"], [[], []])
+        Reward("broken", broken).score(QUESTIONS, ["a", "b"], [[], []], LETTERS)
 
 
 def test_names_and_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,10 +67,24 @@ def test_names_and_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(tmp_path)
     reward = load(RewardOptions("my_rewards_for_eval:length", {"scale": 2}))
     assert reward.name == "length"
-    assert reward.score([Question("p", [1])], ["abc"], [[1]]) == [6.0]
-    assert load(RewardOptions("gsm8k")).score([Question("p", [1], {"answer": "#### 18"})], ["It is 18."], [[1]]) == [
-        1.0
-    ]
+    assert reward.score([Question("p", [1])], ["abc"], [[1]], LETTERS) == [6.0]
+    question = Question("p", [1], {"answer": "#### 18"})
+    ids = list(map(ord, "It is 18."))
+    assert load(RewardOptions("gsm8k")).score([question], ["It is 18."], [ids], LETTERS) == [1.0]
+
+
+def test_answers_are_told_from_thoughts() -> None:
+    """By the token ids of prompt and completion, as in training."""
+    seen: dict[str, Any] = {}
+
+    def keep(**given: Any) -> list[float]:
+        seen.update(given)
+        return [0] * len(given["completions"])
+
+    questions = [Question("p", list(map(ord, prompt))) for prompt in ("assistant: <think>\n", "assistant: ")]
+    ids = list(map(ord, "5</think>7"))
+    Reward("keep", keep).score(questions * 2, ["?"] * 4, [ids, ids, ids[:1], ids[:1]], LETTERS)
+    assert seen["completion_answers"] == ["7", "7", "", "5"]
 
 
 @pytest.mark.parametrize(

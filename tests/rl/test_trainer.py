@@ -458,6 +458,7 @@ def test_reward_sees_columns_and_its_logs_arrive(tmp_path: Path) -> None:
         assert [f"Say {one}." for one in answer] == prompts
         assert all(isinstance(text, str) for text in completions)
         assert {"trainer_state", "log_extra", "log_metric"} <= kwargs.keys()
+        assert kwargs["completion_answers"] == completions  # there are no thoughts in them
         kwargs["log_metric"]("toy_metric", 7.0)
         kwargs["log_extra"]("note", ["x"] * len(prompts))
         seen.append((prompts, completion_ids))
@@ -506,6 +507,23 @@ def test_prompt_as_long_as_the_context_is_refused(tmp_path: Path) -> None:
         trainer.require_room([{"prompt": [5] * 511}])
     with pytest.raises(ValueError, match="the longest prompt has 600 tokens"):
         trainer.require_room([{"prompt": "a" * 600}])
+
+
+def test_a_thought_that_the_prompt_opened_and_nothing_ends_is_no_answer(tmp_path: Path) -> None:
+    """In training and in measuring alike: what was sampled behind such a prompt has no answer."""
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def reward(completions: list[str], completion_answers: list[str], **kwargs: Any) -> list[float]:
+        seen.append((completions, completion_answers))
+        return [1.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, reward=reward)
+    trainer.train_dataset = trainer.train_dataset.map(lambda row: {"prompt": row["prompt"] + "<think>\n"})
+    trainer.train()
+    assert [len(completions) for completions, _ in seen] == [8, 8, 8]  # the first of lossless decoding
+    for completions, answers in seen:
+        assert answers == [""] * 8
+        assert any(completions)
 
 
 def test_prompts_may_be_ids_or_messages(tmp_path: Path) -> None:

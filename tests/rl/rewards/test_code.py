@@ -1,12 +1,13 @@
 """The code reward: from a completion to a program, and what passes. Programs are MBPP's and HumanEval's kind."""
 
-import inspect
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rl.rewards import code as rewards
-from rl.rewards.code import extract_code, humaneval_program, make_program, make_reward, mbpp_program
+from rl.rewards.code import humaneval_program, make_program, make_reward, mbpp_program
+from rl.rewards.extraction import extract_code
 from rl.rewards.sandbox import PLANS, Outcome, Program, Protection, Sandbox, probe
 
 needs_sandbox = pytest.mark.skipif(
@@ -51,10 +52,6 @@ CHECK = "def check(candidate):\n    assert abs(candidate(1.0) - 3.14159) < 1e-4\
 )
 def test_code_is_found(text: str) -> None:
     assert extract_code(text, ["add"]) == ADD
-
-
-def test_last_block_without_a_definition() -> None:
-    assert extract_code("```\na = 1\n```\n```\nb = 1\n```", ["add"]) == "b = 1\n"
 
 
 def test_mbpp_program() -> None:
@@ -102,6 +99,53 @@ def test_rows_without_tests_are_an_error() -> None:
         make_program("", ADD, {"text": "Add two numbers."})
     with pytest.raises(ValueError, match=r"does not hold the function 'area'.*code_prompt"):
         make_program("Write a function.", BODY, {"test": CHECK, "entry_point": "area"})
+
+
+@pytest.mark.parametrize(
+    "test_list",
+    [
+        ADD_TESTS,
+        tuple(ADD_TESTS),
+        np.array(ADD_TESTS, dtype=object),
+        "\n".join(ADD_TESTS),
+        json.dumps(ADD_TESTS),
+        json.dumps(ADD_TESTS, indent=1),
+        repr(ADD_TESTS),
+    ],
+    ids=["list", "tuple", "array", "text", "json", "json over lines", "python"],
+)
+def test_tests_are_read_as_what_they_are(test_list: object) -> None:
+    expected = ["\n".join(ADD_TESTS)] if isinstance(test_list, str) and test_list[0] == "a" else ADD_TESTS
+    row = {"test_list": test_list, "test_imports": "import math", "test_setup_code": None}
+    assert make_program("", ADD, row) == Program(ADD, ["import math", "", *expected])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"test_list": [ADD_TESTS]}, "column 'test_list' holds .*; it must be a list of pieces of Python code"),
+        ({"test_list": [None]}, "column 'test_list' holds"),
+        ({"test_list": {"inputs": ["1"]}}, "column 'test_list' holds"),
+        ({"test_list": '{"inputs": ["1 2"], "outputs": ["3"]}\nprint('}, "column 'test_list' holds"),
+        ({"test_list": '["assert add(1, 2) =='}, "column 'test_list' holds"),
+        ({"test_list": ["add 1 and 2"]}, "column 'test_list' holds"),
+        ({"test_list": "add 1 and 2"}, "column 'test_list' holds"),
+        ({"test_list": [""]}, "column 'test_list' holds"),
+        ({"test_list": 3}, "column 'test_list' holds 3"),
+        ({"test_list": ADD_TESTS, "test_imports": ["import a b"]}, "column 'test_imports' holds"),
+        ({"test_list": ADD_TESTS, "test_setup_code": ["x = 1"]}, "column 'test_setup_code' holds"),
+        ({"test": [CHECK], "entry_point": "area"}, "column 'test' holds"),
+        ({"test": "check area", "entry_point": "area"}, "column 'test' holds"),
+        ({"test": CHECK, "entry_point": ["area"]}, "column 'entry_point' holds"),
+        ({"test": CHECK, "entry_point": "the area"}, "column 'entry_point' holds"),
+        ({"test": CHECK, "entry_point": "area", "code_prompt": [STUB]}, "column 'code_prompt' holds"),
+    ],
+)
+def test_columns_of_the_wrong_shape_are_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="reward 'code': " + message) as caught:
+        make_program(STUB, ADD, row)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
 
 
 def test_prompt_of_a_conversation() -> None:
@@ -162,38 +206,22 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         make_reward(**options)
 
 
-# ---- planted faults: in what becomes of a completion ----
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("reversed(blocks)", "blocks"),
-        ("FENCED.findall(text) or", ""),
-        ("or BETWEEN_MARKS.findall(text)", ""),
-        (r"(?:^[ \t]*```|\Z)", r"(?:^[ \t]*```)"),
-        ("blocks[-1]", "blocks[0]"),
-        (r'answer = "\n    pass\n\n" + answer', "return Program(answer, [test])"),
-        ("answer = answer[: end.start()]", "pass"),
-        ("def |class |@", "class |@"),
-        (r"|^(?:{wanted})\s*=", r"|(?:{wanted})"),
-    ],
-)
-def test_planted_fault_is_caught(right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs made by the faulty code differ from those that the tests above saw pass."""
-    source = inspect.getsource(rewards)
-    assert right in source, f"the planted fault no longer matches the code: {right}"
-    faulty: dict[str, Any] = {"__name__": "faulty"}
-    exec(compile(source.replace(right, wrong, 1), "faulty code", "exec"), faulty)
-    texts = [
-        f"```\n{ADD}",
-        f"[BEGIN]\n{ADD}[DONE]\nx",
-        f"```\n{ADD}```\nSo:\n```\nprint(add(1, 2))\n```",
-        "```\na\n```\n```\nb\n```",
+@needs_sandbox
+def test_code_in_a_thought_does_not_count() -> None:
+    reward = make_reward()
+    wrong = "```python\ndef add(a, b):\n    return 0\n```"
+    completions = [
+        f"<think>\n```python\n{ADD}```\n</think>\n{wrong}",
+        f"<think>\n{wrong}\n</think>\n```python\n{ADD}```",
+        f"<think>\n```python\n{ADD}```\n",
     ]
-    texts.append(f"```\ndef add(a):\n    pass\n```\n```\n{ADD}```")
-    same = all(faulty["extract_code"](text, ["add"]) == extract_code(text, ["add"]) for text in texts) and all(
-        faulty["humaneval_program"](STUB, text, CHECK, "area") == humaneval_program(STUB, text, CHECK, "area")
-        for text in HUMANEVAL.values()
-    )
-    assert not same
+    row = {"prompts": ["Add."] * 3, "completions": completions, "test_list": [ADD_TESTS] * 3}
+    assert reward(**row) == [0.0, 1.0, 0.0]
+    answers = [f"```\n{ADD}```", "", ADD]
+    assert reward(**row, completion_answers=answers) == [1.0, 0.0, 1.0]
+
+
+def test_markdown_parser_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"reward=code needs markdown-it-py: pip install 'foretoken\[rl\]'"):
+        make_reward()

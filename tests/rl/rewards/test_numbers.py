@@ -1,4 +1,4 @@
-"""The number that a text gives as its answer, and the GSM8K reward made of it; planted faults are caught."""
+"""The number that a text gives as its answer, and planted faults are caught."""
 
 import inspect
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from rl.rewards import numbers
-from rl.rewards.gsm8k import make_reward
 
 READ = {
     # the formats of answers
@@ -59,6 +58,74 @@ READ = {
     "18 m^2": 18,
     "18 m^{2}": 18,
     "18 of type x2, a_1": 18,
+    # wording around
+    "*18*": 18,
+    "The answer is *18*.": 18,
+    "***18***": 18,
+    "The answer is *18* eggs": 18,
+    "__18__": 18,
+    "The answer is __18__ eggs": 18,
+    "_18_": 18,
+    "~~17~~ 18": 18,
+    "`18`": 18,
+    "(18)": 18,
+    "[18]": 18,
+    '"18"': 18,
+    "'18'": 18,
+    "18!": 18,
+    "#### 18!": 18,
+    "The answer is 18!": 18,
+    "18...": 18,
+    "~18": 18,
+    "≈18": 18,
+    "=18": 18,
+    "+18": 18,
+    "#18": 18,
+    "No.18": 18,
+    "#### $18/hour": 18,
+    "18km/h": 18,
+    "#### 18 km/h": 18,
+    "18°": 18,
+    "\\boxed{18^\\circ}": 18,
+    "\\boxed{\\text{18}}": 18,
+    "\\boxed{\\textbf{\\text{18}}}": 18,
+    "\\boxed{\\approx 18}": 18,
+    "**Answer: 18**": 18,
+    "**Answer**: 18": 18,
+    "<answer>18</answer> or so, in 3 days": 18,
+    "<answer>\n18\n</answer>": 18,
+    "18-year": 18,
+    # no spaces in the language
+    "총18개입니다": 18,
+    "18원": 18,
+    "약18個": 18,
+    "答案是18。": 18,
+    "合計18個です": 18,
+    "ทั้งหมด18บาท": 18,
+    "١٨": 18,
+    # grouping
+    "1\u2009234": 1234,
+    "1\u202f234\u202f567": 1234567,
+    "1'234": 1234,
+    "#### 1 234": 1234,
+    "1e3": 1000,
+    "1.5e-1": Fraction(3, 20),
+    # what would be misread
+    "€1.234,50": None,
+    "She has 5, and pays €1.234,50": None,
+    "1.2.3": None,
+    "1,2,3": None,
+    "1e300": None,
+    "±18": None,
+    "#### 3:4": None,
+    "#### 2*3": None,
+    "#### 2 * x": None,
+    "#### 18 + tax": None,
+    "\\boxed{5!}": None,
+    "\\boxed{18/x}": None,
+    "\\boxed{\\sqrt{9}}": None,
+    "\\boxed{2\\pi}": None,
+    "x2 and H2O, v2.5": None,
     # no number
     "": None,
     "eighteen": None,
@@ -96,32 +163,45 @@ def test_plain_number(text: str, number: Fraction | None) -> None:
 
 
 FAULTS = [
-    (r"[$€£¥₩]?", ""),  # currency
-    (r"(?![0-9]|,[0-9])", ""),  # 1000,000
+    (r"[$€£¥₩₹]?", ""),  # currency
+    (r"(?![0-9]|[.,][0-9])", ""),  # 1000,000
     ("return -size if", "return size if"),  # signs lost
     (r"(?:(?<![)\]}])(?P<minus>-))?", r"(?P<minus>-)?"),  # (21)-3 is not -3
-    (r"(?<![\w^.])", r"(?<![\w.])"),  # exponents
+    (r"(?<![\^±])", ""),  # exponents
+    (r"(?<![^\W{SPACELESS}])", ""),  # x2
+    (r"[^\W{SPACELESS}]", r"\w"),  # 약73개
     (r"(?:,[0-9]{3})+(?![0-9])|", r"(?:,[0-9]{3})+(?![0-9])X|"),  # thousands
     (r"(?:(?P<whole>{INTEGER}) +)?", r"(?P<whole>X)?"),  # mixed fractions
-    (r"{INTEGER}?\.[0-9]+|", ""),  # decimals
+    (r"(?:{INTEGER}?\.[0-9]+|", "(?:"),  # decimals
+    (r"(?:[eE][-+]?[0-9]{{1,2}}(?![0-9.]))?", ""),  # 1e3
+    ('or match["unread"]', ""),  # 1.234,50
+    (r"[0-9]+(?:[.,][0-9]+)+|", ""),
     ("(?![A-Za-z]|[0-9]+[.):]\\s+\\S)", ""),  # headings
     ("[-3:]", "[:1]"),  # the first box
     ("matches[-1]", "None"),  # "the answer is"
     ('.rpartition("=")[2]', ""),  # x = 18
     ("*_, last =", "_, last, *_ ="),  # the first number
-    ("None if match is None or OPERATOR.match(result, match.end()) else", "None if match is None else"),
+    ("or OPERATOR.match(result, match.end())", ""),
+    ("or COMMAND.search(result[: match.start()])", ""),
+    ("if is_formula and IN_FORMULA", "if IN_FORMULA"),
+    ("if is_formula and", "if False and"),
     ("len(match[0]) > MAX_CHARS", "False"),
     ('int(match["bottom"]) == 0', "False"),
-    ("text = text.translate(FOLDED)", "pass"),
-    (r'(re.compile(r"\\([$%])"), r"\1"),', ""),
-    ("if match := HASHES.search(text):\n        return match[1]", "if False:\n        return None"),
+    ("text.translate(FOLDED)", "text"),
+    ("str(int(digit[0]))", "digit[0]"),
+    ('(re.compile(r"\\\\([$%#&_])"), r"\\1"),', ""),
+    ("result = GROUPED.sub(", "str("),
+    ("ELEMENT.findall(text) or", ""),
+    ("for _ in range(MAX_STYLES)", "for _ in range(1)"),
+    (r"\*(?=\S)([^*\n]*)(?<=\S)\*(?![\w(*])", "XXX()"),
+    ("if match := HASHES.search(text):\n        return match[1], False", "if False:\n        return None, False"),
 ]
 
 
 def is_wrong(read: Callable[[str], Fraction | None], text: str, number: Fraction | None) -> bool:
     try:
         return read(text) != number
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, TypeError, ZeroDivisionError):
         return True
 
 
@@ -148,59 +228,13 @@ def test_reading_takes_linear_time() -> None:
         "#" * 40000,
         "- " * 20000,
         "{," * 20000,
+        "*a" * 20000,
+        "_" * 40000,
+        "\\text{" * 10000,
+        "<answer>" * 10000,
+        "answer is " * 10000,
+        "1.2" * 20000,
+        "1e" * 20000,
+        "1 234" * 10000,
     ):
         numbers.answer_number(text)
-
-
-# ---- the reward ----
-
-REFERENCES = ["16 - 3 = <<16-3=13>>13\n#### 18", "#### 1,018", "#### -3", "7"]
-
-
-def test_references_score_against_themselves_alone() -> None:
-    reward = make_reward()
-    for index in range(len(REFERENCES)):
-        completions = [REFERENCES[index]] * len(REFERENCES)
-        expected = [float(other == index) for other in range(len(REFERENCES))]
-        assert reward(prompts=[""] * 4, completions=completions, answer=REFERENCES, trainer_state=None) == expected
-
-
-@pytest.mark.parametrize(
-    "wrong", ["#### {n}1", "#### {n}.5", "#### 0.{n}", "#### {n},000", "{n} + 1 = 99", "no", "#### {n}/7"]
-)
-def test_perturbed_answers_score_nothing(wrong: str) -> None:
-    answers = [f"#### {n}" for n in (7, 18, 20, 1000)]
-    completions = [wrong.format(n=n) for n in (7, 18, 20, 1000)]
-    assert make_reward()(completions=completions, answer=answers) == [0.0] * 4
-
-
-def test_conversations_are_read_too() -> None:
-    completions = [[{"role": "assistant", "content": "The answer is 18."}]]
-    assert make_reward()(completions=completions, answer=["#### 18"]) == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({}, "needs the dataset column 'answer'"),
-        ({"answer": ["1", "2"]}, "column 'answer' has 2 values for 1 completions"),
-        ({"answer": ["#### many"]}, "reference answer 'many' is no plain number"),
-        ({"answer": [None]}, "column 'answer' holds None"),
-    ],
-)
-def test_faulty_data_is_an_error_and_no_reward(columns: dict[str, list[str]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_reward()(completions=["#### 1"], **columns)
-
-
-def test_unknown_equivalence() -> None:
-    with pytest.raises(ValueError, match="equivalence='sympy' must be one of number, symbolic"):
-        make_reward(equivalence="sympy")
-
-
-def test_symbolic_equivalence() -> None:
-    pytest.importorskip("math_verify")
-    reward = make_reward(equivalence="symbolic")
-    completions = ["\\boxed{3 \\times 6}", "#### 18", "\\boxed{19}", "18", "no number", "\\boxed{1 + x}", "\\boxed{x}"]
-    answers = ["18"] * 5 + ["$x + 1$", "$x + 1$"]
-    assert reward(completions=completions, answer=answers) == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
