@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -34,23 +35,23 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "an unknown model": (["+model=gpt9"], r"\+model=gpt9: there is no conf/model/gpt9\.yaml; choose one of gemma"),
     "no name of a model": (["+model="], r"\+model=: there is no conf/model/\.yaml; choose one of gemma"),
     "letters": (["+model=tiny", "work_dir=결과"], r"""cannot be read: .*quoted for Hydra: "work_dir='결과'"$"""),
-    "a blank": (["+model=tiny", "work_dir=my", "runs", "here"], r"""'runs' is no opt.* both: "work_dir='my runs here'"$"""),
+    "a blank": (["+model=tiny", "work_dir=my", "runs", "here"], r"""'runs' is no .* both: "work_dir='my runs here'"$"""),
     "a comma": (["+model=tiny", "work_dir=a,b"], r"""several values; .*quote it: "work_dir='a,b'", for a list"""),
     "a sign": (["+model=tiny", "work_dir=a=b"], r"""quoted for Hydra: "work_dir='a=b'"$"""),
     "a tilde": (["+model=tiny", "work_dir=~/runs"], r"""quoted for Hydra: "work_dir='~/runs'"$"""),
     "brackets": (["+model=tiny", "work_dir=run(1)x"], r"""quoted for Hydra: "work_dir='run\(1\)x'"$"""),
     "one quote": (["+model=tiny", "work_dir='a"], r"quoted for Hydra: '"),
-    "two lines": (["+model=tiny", "work_dir=a\nb:)"], r"cannot be read: .*quoted for Hydra: "),
+    "two lines": (["+model=tiny", "work_dir=a\nb:)"], r"'work_dir=a b:\)' has a line break"),
     "no interpolation": (["+model=tiny", "work_dir=${x"], r"quoted for Hydra: '"),
-    "an unknown one": (["+model=tiny", "work_dir=${nowhere}"], r"bad option work_dir: .*'nowhere' not found"),
-    "no such variable": (["+model=tiny", "work_dir=${oc.env:NOWHERE_X}"], r"bad option work_dir: .*NOWHERE_X"),
+    "an unknown one": (["+model=tiny", "model.label=${nowhere}"], r"bad option model\.label: .*'nowhere' not found"),
+    "no such variable": (["+model=tiny", "model.label=${oc.env:NOWHERE_X}"], r"bad option model\.label: .*NOWHERE_X"),
     "a word": (["+model=tiny", "now"], r"'now' is no option: options are written NAME=VALUE"),
     "no name": (["+model=tiny", "=x"], r"there is no option ''|'=x' is no option"),
-    "an unknown key": (["+model=tiny", "work_dri=x"], r"there is no option 'work_dri'; did you mean work_dir"),
-    "an unknown inner key": (["+model=tiny", "model.dytpe=x"], r"there is no option 'model\.dytpe'; did you mean model\.d"),
+    "an unknown key": (["+model=tiny", "modle=x"], r"there is no option 'modle'; did you mean model"),
+    "an unknown inner key": (["+model=tiny", "model.dytpe=x"], r"no option 'model\.dytpe'; did you mean model\.d"),
     "a stray plus": (["+model=tiny", "+nope=1"], r"bad option nope: .*'nope'"),
     "a stray inner plus": (["+model=tiny", "+model.nope=1"], r"bad option model\.nope: .*'nope'"),
-    "a wrong type": (["+model=tiny", "model.seed=much"], r"bad option: .*model\.seed=much; .*could not be conv\S+ to Integer"),
+    "a wrong type": (["+model=tiny", "model.seed=much"], r"bad option: .*model\.seed=much; .*'much'.* to Integer"),
     "a list for one": (["+model=tiny", "model.seed=[1,2]"], r"bad option"),
     "one for a list": (["+model=tiny", "model.max_memory=3"], r"bad option"),
     "twice": (["+model=tiny", "+model=llama"], r"bad option: .*model"),
@@ -106,7 +107,7 @@ def test_the_traceback_is_there_for_who_asks(case: str, monkeypatch: pytest.Monk
     """HYDRA_FULL_ERROR=1, as before."""
     with monkeypatch.context() as patched:
         patched.setenv("HYDRA_FULL_ERROR", "1")
-        with pytest.raises(Exception, match=r"learning_rat|LexerNoViableAlt|nope|work_dri"):
+        with pytest.raises(Exception, match=r"LexerNoViableAlt|nope|modle"):
             run_in_process("train.mtp", MISTAKES[case][0], patched)
 
 
@@ -129,11 +130,16 @@ def test_a_command_sees_what_its_user_set(monkeypatch: pytest.MonkeyPatch) -> No
 
 # The quoted form
 
-PRINTABLE = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+
+def parse(word: str) -> Override:
+    return OverridesParser.create().parse_override(word)
 
 
-@settings(deadline=None, max_examples=400)
-@given(value=PRINTABLE | st.text(st.sampled_from("ab '\"\\$,={}[]()~#:!`한 \t\n*&|;<>?"), min_size=1, max_size=12))
+PRINTABLE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
+
+
+@settings(deadline=None, max_examples=200)
+@given(value=PRINTABLE | st.text(st.sampled_from("ab '\"\\$,={}[]()~#:!`한 \t*&|;<>?"), min_size=1, max_size=12))
 @example(value="C:\\runs\\")
 @example(value="it's \\' \\")
 @example(value="\\\\${x} ${y")
@@ -144,7 +150,7 @@ def test_quoted_is_what_was_meant(value: str) -> None:
     form = quoted(f"data.path={value}")
     assert form is not None
     (word,) = shlex.split(form)
-    override = OverridesParser.create().parse_override(word)
+    override = parse(word)
     assert override.key_or_group == "data.path"
     found = OmegaConf.create({"path": override.value()}).path
     assert found == value
@@ -165,7 +171,7 @@ VALUES = [
     "~/x",
     "*",
     "${x",
-    "a\nb",
+    "a\tb",
 ]
 
 
@@ -174,14 +180,13 @@ def test_quoted_through_a_shell() -> None:
     forms = " ".join(str(quoted(f"work_dir={value}")) for value in VALUES)
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {forms}"], capture_output=True, check=True)
     words = done.stdout.decode().split("\0")[:-1]
-    assert [
-        OmegaConf.create({"x": OverridesParser.create().parse_override(word).value()}).x for word in words
-    ] == VALUES
+    assert [OmegaConf.create({"x": parse(word).value()}).x for word in words] == VALUES
 
 
 @pytest.mark.parametrize("word", ["=x", "a b=x", "한=x", "-x=y", "'a'=b"])
 def test_no_form_for_what_is_no_option(word: str) -> None:
     assert quoted(word) is None
+    assert quoted("data.path=a\nb") is None
 
 
 def test_the_line_can_be_pasted(tmp_path: Path) -> None:
