@@ -23,7 +23,7 @@ from models.sources import (
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     holds_tokenizer,
-    hub_reason,
+    hub_message,
     load_error_message,
     require_folder,
     require_model,
@@ -149,8 +149,8 @@ def _why(base: str, revision: str, name: str, error: Exception) -> str:
     """One line on an error of from_pretrained. Of a repository without a config transformers says something else."""
     if _is_local(base):
         return load_error_message(name, error)
-    if (reason := hub_reason(error)) is not None:
-        return f"model {name!r} {reason}"
+    if (message := hub_message(name, error)) is not None:
+        return message
     if not _is_on_hub(base, CONFIG, revision):
         if _is_on_hub(base, ADAPTER_CONFIG, revision):
             return ON_HUB.format(name)

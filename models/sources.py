@@ -172,7 +172,7 @@ def load_error_message(name: str, error: BaseException) -> str:
     return f"model {name!r} could not be loaded: {' '.join(str(error).split())[:300]}"
 
 
-def hub_reason(error: BaseException) -> str | None:
+def hub_message(name: str, error: BaseException) -> str | None:
     """What the hub, or the way to it, has against a name, and what to do; None where it is none of that."""
     errors = list(_chain(error))
 
@@ -181,29 +181,31 @@ def hub_reason(error: BaseException) -> str | None:
 
     statuses = [error.response.status_code for error in errors if isinstance(error, HfHubHTTPError)]
     if has(RevisionNotFoundError):
-        return "has no such revision; check model.revision"
+        return f"model {name!r} has no such revision; check model.revision"
     if has(DisabledRepoError):
-        return "is disabled on the hub; choose another model"
+        return f"model {name!r} is disabled on the hub; choose another model"
     # A gated one is a kind of not found, in their classes, too.
     if has(GatedRepoError) or (any(status in (401, 403) for status in statuses) and not has(RepositoryNotFoundError)):
         return (
-            "is gated or private: accept its licence on its hub page, then run `hf auth login` or set HF_TOKEN; or set "
-            "model.name to a local folder"
+            f"model {name!r} is gated or private: accept its licence on its hub page, then run `hf auth login` or set "
+            "HF_TOKEN; or set model.name to a local folder"
         )
     if has(RepositoryNotFoundError, HFValidationError):
         return (
-            "is neither a folder here nor a repository on the hub that you may see; check model.name, and if it is "
-            "private run `hf auth login` or set HF_TOKEN"
+            f"model {name!r} is neither a folder here nor a repository on the hub that you may see; check model.name, "
+            "and if it is private run `hf auth login` or set HF_TOKEN"
         )
     if statuses and statuses[0] != 404:
-        return f"could not be fetched: the hub answers with status {statuses[0]}; try again later"
+        return f"model {name!r} could not be fetched: the hub answers with status {statuses[0]}; try again later"
     if has(*OUT_OF_REACH):
         return (
-            "could not be fetched: the hub is out of reach and the local cache does not have it. Go online once, set "
-            "model.name to a local folder, or use +model=smollm2, which needs no hub"
+            f"model {name!r} could not be fetched: the hub is out of reach and the local cache does not have it. Go "
+            "online once, set model.name to a local folder, or use +model=smollm2, which needs no hub"
         )
     if has(PermissionError):
-        return "could not be stored: the hub's cache cannot be written; set HF_HOME to a folder that can"
+        return (
+            f"model {name!r} could not be stored: the hub's cache cannot be written; set HF_HOME to a folder that can"
+        )
     return None
 
 

@@ -66,7 +66,11 @@ def quoted(word: str) -> str | None:
     # `${` would be an interpolation: a backslash takes that from it, and those before it then count double.
     text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
     hydra = f"{key}={QuotedString(text, Quote.single).with_quotes()}"
-    return shlex.quote(hydra) if set(hydra) & ACTIVE_IN_SHELL else f'"{hydra}"'
+    return _for_shell(hydra)
+
+
+def _for_shell(word: str) -> str:
+    return shlex.quote(word) if set(word) & ACTIVE_IN_SHELL else f'"{word}"'
 
 
 def _of_grammar(error: OverrideParseException, words: Sequence[str]) -> str:
@@ -80,7 +84,10 @@ def _of_grammar(error: OverrideParseException, words: Sequence[str]) -> str:
         return f"{shown!r} is no option: options are written NAME=VALUE{hint}"
     if CONTROL.search(word) is not None:
         return f"{shown!r} has a line break or another control character in it; leave it out"
-    instead = quoted(word)
+    joined = _word_before(word, words) or word
+    if joined != word and joined.partition("=")[2].startswith(("[", "{")):
+        return f"{shown!r} cannot be read: a list with spaces is quoted for the shell: {_for_shell(joined)}"
+    instead = quoted(joined)
     if instead is None:
         return f"{shown!r} is no option: {_one_line(key)!r} is no name; {ALL_OPTIONS}"
     return (

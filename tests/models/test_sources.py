@@ -21,7 +21,7 @@ from peft import LoraConfig, get_peft_model
 from models.checkpoint import save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.sources import hub_reason, load_error_message, require_model
+from models.sources import hub_message, load_error_message, require_model
 from models.target import TargetOptions, load_target
 from models.tiny import make_tiny_target
 
@@ -276,17 +276,17 @@ def test_types_decide_wherever_they_stand() -> None:
     for cause in (OfflineModeIsEnabled("x"), LocalEntryNotFoundError("x"), ConnectionError("x"), TimeoutError()):
         error, middle = OSError("y"), KeyError("z")
         error.__cause__, middle.__context__ = middle, cause
-        assert "out of reach" in (hub_reason(error) or "")
-    assert "HF_HOME" in (hub_reason(PermissionError(13, "x")) or "")
+        assert "out of reach" in (hub_message("a/b", error) or "")
+    assert "HF_HOME" in (hub_message("a/b", PermissionError(13, "x")) or "")
     for words in ("401 gated repo", "repository not found", "offline mode", "not a valid git identifier"):
-        assert hub_reason(OSError(words)) is None
+        assert hub_message("a/b", OSError(words)) is None
 
 
 def test_an_error_that_is_its_own_cause() -> None:
     error = OSError("x")
     error.__context__ = KeyError("y")
     error.__context__.__context__ = error
-    assert hub_reason(error) is None
+    assert hub_message("a/b", error) is None
 
 
 def test_long_texts_are_cut() -> None:
