@@ -210,7 +210,7 @@ COMMANDS: dict[str, tuple[str, list[str], str]] = {
         "testbed, tiny",
     ),
     "no model to answer": ("regenerate", [], "no target model is chosen; add +model=NAME"),
-    "plus forgotten": ("mtp", ["model=tiny"], "+model=tiny"),
+    "plus forgotten": ("mtp", ["model=tiny"], "+model=NAME"),
     "unknown model": ("mtp", ["+model=gpt9"], "gpt9"),
     "unknown key": ("mtp", ["+model=tiny", "trainer.learning_rat=1"], "learning_rat"),
     "stray plus key": ("mtp", ["+model=tiny", "+trainer.nope=1"], "bad option trainer.nope"),
