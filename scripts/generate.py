@@ -40,7 +40,7 @@ from models.decoding.verification.ensemble import DynamicEnsemble
 from models.decoding.verification.options import RULES, VerifierOptions, make_rule
 from models.target import AUTO, DTYPES, Target, TargetOptions, load_target
 from train.data import Prompt, render_prompt
-from train.presets import CONF, read_preset
+from train.presets import CONF, read_preset, read_words
 
 HEADS, LOSSLESS = "heads", "lossless"
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
@@ -84,7 +84,7 @@ def find_target(name: str) -> TargetOptions:
 
 def find_verifier(words: Sequence[str]) -> VerifierOptions:
     """NAME [option=value ...]: a rule of conf/verifier, with other values for some of its options."""
-    return read_preset(VerifierOptions, "verifier", words[0], OmegaConf.from_dotlist(list(words[1:])), "--verifier")
+    return read_preset(VerifierOptions, "verifier", words[0], read_words(words[1:], "--verifier"), "--verifier")
 
 
 def check_ensemble(arguments: argparse.Namespace) -> None:
@@ -116,7 +116,7 @@ def find_rule(arguments: argparse.Namespace, target: Target, drafter_record: dic
 
 def find_length(words: Sequence[str]) -> LengthOptions:
     """NAME [option=value ...]: a length of conf/length, as a rule is chosen."""
-    options = read_preset(LengthOptions, "length", words[0], OmegaConf.from_dotlist(list(words[1:])), "--length")
+    options = read_preset(LengthOptions, "length", words[0], read_words(words[1:], "--length"), "--length")
     check_length(options)
     return options
 
@@ -129,7 +129,7 @@ def find_drafter(arguments: argparse.Namespace) -> DrafterOptions:
     if arguments.plain and arguments.drafter:
         raise ValueError(f"--plain with --drafter {' '.join(arguments.drafter)}: leave out one of them")
     name, *values = [NONE] if arguments.plain else arguments.drafter or [HEADS]
-    options = read_preset(DrafterOptions, "drafter", name, OmegaConf.from_dotlist(values), "--drafter")
+    options = read_preset(DrafterOptions, "drafter", name, read_words(values, "--drafter"), "--drafter")
     check_drafter(options)
     if needs_checkpoint(options) and arguments.checkpoint is None:
         raise ValueError(

@@ -1,7 +1,7 @@
 """From Hydra's composed configuration to a checked dataclass, and the frame that every entry point runs in.
 
-Owns how a user's mistake in an option is told: one line, before any model loads. The one module that imports Hydra;
-only entry points use it.
+Owns when a user's mistake in an option is told: in one line, before any model loads (`train.option_errors` has the
+words). Only entry points use it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from train.option_errors import ALL_OPTIONS, OptionError, option_error
 from train.presets import CONF, preset_names
 from train.ranks import is_main, num_ranks, rank, take_up_launcher
 from train.tab_completion import script_for
@@ -26,6 +28,8 @@ from train.wandb_run import wandb_run
 
 # Set to 1, a user's error is shown with its traceback.
 FULL_ERROR = "HYDRA_FULL_ERROR"
+# What the user has set it to: Hydra itself is told 1, so that it raises what it would otherwise print in its own way.
+USERS_FULL_ERROR = "FORETOKEN_FULL_ERROR"
 INTERRUPTED = 130
 # What the deepspeed launcher and older ones put before a program's own words; the environment says the same.
 LOCAL_RANK = ("--local_rank", "--local-rank")
@@ -45,7 +49,7 @@ def checked(cfg: DictConfig, schema: type[T]) -> T:
     """Resolve, and merge into a fresh schema: an unknown key, a stray `+key=` or a wrong type is a ValueError."""
     if "model" in getattr(schema, "__dataclass_fields__", {}) and OmegaConf.is_missing(cfg, "model"):
         names = ", ".join(preset_names("model"))
-        raise ValueError(f"no target model is chosen; add +model=NAME with NAME one of {names}")
+        raise OptionError(f"no target model is chosen; add +model=NAME with NAME one of {names}")
     try:
         container = OmegaConf.to_container(cfg, resolve=True)
         merged = OmegaConf.merge(OmegaConf.structured(schema), container)
@@ -53,7 +57,7 @@ def checked(cfg: DictConfig, schema: type[T]) -> T:
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         where = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-        raise ValueError(f"bad option {where}{reason}; `--cfg job` prints all options with their values") from error
+        raise OptionError(f"bad option {where}{reason}; {ALL_OPTIONS}") from error
     assert isinstance(config, schema)
     return config
 
@@ -88,6 +92,46 @@ def quiet_unless_main() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Within it, the environment has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _tell(error: Exception) -> NoReturn:
+    """End the command with the error's line, or as it is where the user wants its traceback."""
+    if os.environ.get(USERS_FULL_ERROR) == "1":
+        raise error
+    who = "" if is_main() else f"rank {rank()}: "
+    hint = "" if isinstance(error, OptionError) else f"\n(set {FULL_ERROR}=1 for the traceback)"
+    print(f"{who}error: {error}{hint}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _run_hydra(wrapped: Callable[[], Any], schema: type) -> Any:
+    """Hydra's frame, in which whatever it has against the words of the command line is told in one line."""
+    words = sys.argv[1:]
+    with (
+        _environment(USERS_FULL_ERROR, os.environ.get(FULL_ERROR, "")),
+        _environment(FULL_ERROR, "1"),
+    ):
+        try:
+            return wrapped()
+        # ValueError and OSError: of Hydra's flags, and of its output folder. The command's own are told in `entry`.
+        except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+            if os.environ[USERS_FULL_ERROR] == "1":
+                raise
+            _tell(option_error(error, words, schema))
+
+
 def entry(
     schema: type[T], config_name: str, many_processes: bool = False
 ) -> Callable[[Callable[[T], Any]], Callable[[], Any]]:
@@ -109,17 +153,14 @@ def entry(
                     raise ValueError(
                         f"WORLD_SIZE={num_ranks()}: {config_name} runs in one process; start it with python -m"
                     )
-                with quiet_unless_main(), wandb_run(config):
+                own = os.environ.get(USERS_FULL_ERROR, "")
+                with _environment(FULL_ERROR, own), quiet_unless_main(), wandb_run(config):
                     return main(config)
             except KeyboardInterrupt:
                 print("\nstopped; the same command goes on from here", file=sys.stderr)
                 sys.exit(INTERRUPTED)
             except (ValueError, OSError) as error:
-                if os.environ.get(FULL_ERROR) == "1":
-                    raise
-                who = "" if is_main() else f"rank {rank()}: "
-                print(f"{who}error: {error}\n(set {FULL_ERROR}=1 for the traceback)", file=sys.stderr)
-                sys.exit(2)
+                _tell(error)
 
         wrapped: Callable[[], Any] = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(run)
 
@@ -131,7 +172,7 @@ def entry(
                 print(script)
                 return None
             sys.argv[1:] = words_of_rank(sys.argv[1:])
-            return wrapped()
+            return _run_hydra(wrapped, schema)
 
         return command
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from models.target import Target
+from models.tokens import require_known
 from train.answers import Answer
 from train.data import Example
 from train.targets import supervised
@@ -33,6 +35,12 @@ def from_answers(answers: Sequence[Answer]) -> list[Example]:
         )
         for answer in answers
     ]
+
+
+def require_known_tokens(target: Target, examples: Sequence[Example]) -> None:
+    """ValueError, before any training, for a text with a token that the target has no embedding for."""
+    for example in examples:
+        require_known(target.tokenizer, example.input_ids, target.num_usable, f"example {example.id!r}")
 
 
 def trim(examples: Sequence[Example], max_length: int) -> list[Example]:

@@ -1,15 +1,29 @@
 """The files of conf/ as options by name, for what is chosen outside Hydra's own groups. Does not import Hydra."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 T = TypeVar("T")
+
+
+def read_words(words: Sequence[str], option: str) -> DictConfig:
+    """OPTION=VALUE ... as a command line has them. ValueError, which begins with `option`, for words that are not."""
+    for word in words:
+        if not word.partition("=")[0].strip() or "=" not in word:
+            raise ValueError(f"{option}: {word!r} is no option; options are written NAME=VALUE")
+        try:
+            OmegaConf.to_container(OmegaConf.from_dotlist([word]))
+        except (OmegaConfBaseException, YAMLError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"{option}: {word!r} cannot be read ({reason})") from error
+    return OmegaConf.from_dotlist(list(words))
 
 
 def preset_names(group: str) -> list[str]:

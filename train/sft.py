@@ -24,7 +24,7 @@ from models.target import AUTO, Target, TargetOptions, load_target, resolve_devi
 from train.checkpoints import last_whole
 from train.config import entry, exit_interrupted
 from train.data import DataOptions, Example, load_prompts, render_example
-from train.examples import examples_digest, trim
+from train.examples import examples_digest, require_known_tokens, trim
 from train.jsonl_logger import check_logger, log_callbacks, report_to
 from train.lora import LoraOptions, add_lora
 from train.provenance import origin
@@ -104,6 +104,7 @@ def tune(config: SFTRunConfig) -> float:
     kwargs = config.data.chat_template_kwargs
     used = [one for one in prompts if one.split != "test"]
     examples = trim([render_example(target.tokenizer, one, kwargs) for one in used], config.trainer.max_length)
+    require_known_tokens(target, examples)
     train = [one for one in examples if one.split == "train"]
     heldout = [one for one in examples if one.split == "selection"][: config.heldout_examples]
     if not train or not heldout:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from models.target import Target
 from train.answers import AnswerOptions, answer_prompts, read_answers
 from train.data import DataOptions, Example, load_prompts, render_example
-from train.examples import examples_digest, from_answers, trim
+from train.examples import examples_digest, from_answers, require_known_tokens, trim
 from train.prompts.record import Prompt
 from train.prompts.seen import seen_record
 
@@ -37,6 +37,7 @@ def load_texts(target: Target, data: DataOptions, answers: AnswerOptions, folder
         answer_prompts(target, prompts, data, answers, folder)
         answered = in_their_split(from_answers(read_answers(folder)), prompts)
     examples = [example for example in trim(answered, max_length) if example.split != "test"]
+    require_known_tokens(target, examples)
     train = [example for example in examples if example.split == "train"]
     selection = [example for example in examples if example.split == "selection"]
     if not train or not selection:

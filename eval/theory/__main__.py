@@ -44,6 +44,7 @@ RULES: dict[str, TokenRule] = {
 }
 COUNTED = ("lossless", "static w = 0.5", "lenience 0.5")  # decoded too
 BUDGETS = (None, 0.3, 0.1)
+LARGEST_SEED = 2**63
 WEIGHTS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0)
 
 
@@ -165,6 +166,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("samples", "models"):
         if getattr(arguments, name) < 2:
             parser.error(f"--{name}={getattr(arguments, name)}: must be at least 2")
+    if not 0 <= arguments.seed < LARGEST_SEED:
+        parser.error(f"--seed={arguments.seed}: must be at least 0 and below 2^63")
     return arguments
 
 

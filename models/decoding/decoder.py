@@ -35,6 +35,7 @@ from models.decoding.tree_judge import check_tree_rule
 from models.decoding.verification.base import Block, Rule, Verdict
 from models.decoding.verification.token import TokenVerification
 from models.target import Target
+from models.tokens import require_known
 
 # (index of the prompt, tokens emitted by a block, how each came to be)
 OnTokens = Callable[[int, list[int], list[TokenVerdict]], None]
@@ -183,11 +184,7 @@ class Decoder:
     def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
         if not prompt:
             raise ValueError(f"prompt {index} is empty: give at least one token, such as the tokenizer's BOS.")
-        if min(prompt) < 0 or max(prompt) >= self.target.vocab_size:
-            raise ValueError(
-                f"prompt {index} has token id {min(prompt) if min(prompt) < 0 else max(prompt)}: ids of target "
-                f"{self.target.name!r} are 0 to {self.target.vocab_size - 1}."
-            )
+        require_known(self.target.tokenizer, prompt, self.target.num_usable, f"prompt {index}")
         limit = params.max_new_tokens
         if self.context_length is not None:
             if len(prompt) >= self.context_length:

@@ -1,5 +1,6 @@
 """`python -m scripts.document`: write the pages of docs/ that are made from the code."""
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,12 @@ def main(folder: Path = ROOT / "docs") -> int:
             text = render()
             (folder / name).write_text(text, encoding="utf-8")
             print(f"{folder / name}: {len(text.splitlines())} lines")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m scripts.document", description=__doc__).parse_args()
     sys.exit(main())

@@ -1,131 +1,294 @@
 """What is said where no model can be had: one line that names the cause and what to do.
 
-The texts are those of transformers 5.24 and huggingface_hub, cause included.
+A table over folders, each with its own damage, and one over what a hub answers, through its client and transformers.
 """
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from peft import LoraConfig, get_peft_model
 
-from models import target as target_module
-from models.sources import hub_error_message, require_weights
+from models.checkpoint import save_ensemble, save_heads
+from models.ensemble import EnsembleHead, EnsembleOptions
+from models.heads import HeadOptions, build_head
+from models.sources import hub_message, load_error_message, require_model
 from models.target import TargetOptions, load_target
+from models.tiny import make_tiny_target
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = 65534
 
 
-def raised(message: str, cause: str = "") -> OSError:
-    error = OSError(message)
-    error.__cause__ = Exception(cause) if cause else None
-    return error
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in four files, as large ones are."""
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    target = make_tiny_target(seed=4)
+    target.model.save_pretrained(folder, max_shard_size="50KB")
+    target.tokenizer.save_pretrained(folder)
+    assert (folder / "model.safetensors.index.json").is_file()
+    return folder
 
 
-UNREACHABLE = raised(
-    "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.\n"
-    "Check your internet connection or see how to run the library in offline mode at "
-    "'https://huggingface.co/docs/transformers/installation#offline-mode'.",
-    "An error happened while trying to locate the file on the Hub and we cannot find the requested files in the local "
-    "cache. Please check your connection and try again or make sure your Internet connection is on.",
-)
-OFFLINE = raised(
-    "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.\n"
-    "Check your internet connection or see how to run the library in offline mode at "
-    "'https://huggingface.co/docs/transformers/installation#offline-mode'.",
-    "Cannot reach https://huggingface.co/api/models/a/b: offline mode is enabled. To disable it, please unset the "
-    "`HF_HUB_OFFLINE` environment variable.",
-)
-GATED_NO_TOKEN = raised(
-    "You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.\n"
-    "401 Client Error. (Request ID: Root=1-66aa)\n\nCannot access gated repo for url "
-    "https://huggingface.co/a/b/resolve/main/config.json.\nAccess to model a/b is restricted. You must have access to "
-    "it and be authenticated to access it. Please log in.",
-)
-GATED_NO_ACCESS = raised(
-    "You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/a/b.\n"
-    "403 Client Error. (Request ID: Root=1-66aa)\n\nCannot access gated repo for url "
-    "https://huggingface.co/a/b/resolve/main/config.json.\nAccess to model a/b is restricted and you are not in the "
-    "authorized list. Visit https://huggingface.co/a/b to ask for access.",
-)
-# The hub tells a stranger 401, not 404, of what does not exist.
-UNKNOWN = raised(
-    "a/b is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'\nIf this "
-    "is a private repository, make sure to pass a token having permission to this repo either by logging in with "
-    "`hf auth login` or by passing `token=<your_token>`",
-    "401 Client Error. (Request ID: Root=1-66aa)\n\nRepository Not Found for url: "
-    "https://huggingface.co/a/b/resolve/main/config.json.\nPlease make sure you specified the correct `repo_id` and "
-    "`repo_type`.\nIf you are trying to access a private or gated repo, make sure you are authenticated.",
-)
-REVISION = raised(
-    "v9 is not a valid git identifier (branch name, tag name or commit id) that exists for this model name. Check the "
-    "model page at 'https://huggingface.co/a/b' for available revisions.",
-    "404 Client Error. (Request ID: Root=1-66aa)\n\nRevision Not Found for url: "
-    "https://huggingface.co/a/b/resolve/v9/config.json.",
-)
-# A request id may hold any digits.
-SERVER = raised(
-    "There was a specific connection error when trying to load a/b:\n500 Server Error: Internal Server Error for url: "
-    "https://huggingface.co/a/b/resolve/main/config.json (Request ID: Root=1-64014032)",
-)
-OTHER = raised("a/b does not appear to have a file named config.json.\nCheckout 'https://huggingface.co/a/b/tree/main'")
+def options(name: Path | str) -> TargetOptions:
+    return TargetOptions(name=str(name), dtype="float32", device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (UNREACHABLE, "could not be fetched: the hub is out of reach"),
-        (OFFLINE, "could not be fetched: the hub is out of reach"),
-        (SERVER, "could not be fetched: the hub is out of reach"),
-        (GATED_NO_TOKEN, "is gated or private: accept its licence on its hub page"),
-        (GATED_NO_ACCESS, "is gated or private: accept its licence on its hub page"),
-        (UNKNOWN, "is neither a folder here nor a repository on the hub that you may see; check model.name"),
-        (REVISION, "has no such revision; check model.revision"),
-        (OTHER, "could not be loaded: a/b does not appear to have a file named config.json. Checkout"),
-    ],
-    ids=["unreachable", "offline", "server", "no token", "no access", "unknown", "revision", "other"],
-)
-@pytest.mark.parametrize("loader", ["AutoTokenizer", "AutoModelForCausalLM"])
-def test_hub_errors(loader: str, error: OSError, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the two asks the hub first."""
-
-    class Failing:
-        @staticmethod
-        def from_pretrained(name: str, **kwargs: object) -> None:
-            assert name == "a/b"
-            raise error
-
-    class Working:
-        @staticmethod
-        def from_pretrained(name: str, **kwargs: object) -> object:
-            return object()
-
-    monkeypatch.setattr(target_module, "AutoTokenizer", Working)
-    monkeypatch.setattr(target_module, loader, Failing)
-    with pytest.raises(ValueError, match="^model 'a/b' " + message) as found:
-        load_target(TargetOptions(name="a/b", device="cpu"))
-    assert "\n" not in str(found.value)
-    assert found.value.__cause__ is error
+def edit(path: Path, **changes: object) -> None:
+    """Other values in a JSON file; None takes a key out."""
+    found = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
 
 
-def test_gated_names_say_how_to_get_in() -> None:
-    assert "run `hf auth login` or set HF_TOKEN" in hub_error_message("a/b", GATED_NO_TOKEN)
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_unreachable_hub_names_the_way_without() -> None:
-    assert "+model=smollm2, which needs no hub" in hub_error_message("a/b", UNREACHABLE)
+def remove(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        found = list(folder.glob(pattern))
+        assert found
+        for path in found:
+            path.unlink()
+
+
+def as_bin(folder: Path) -> Path:
+    """The same weights as torch's file alone."""
+    remove(folder, "*.safetensors", "*.index.json")
+    torch.save(make_tiny_target(seed=4).model.state_dict(), folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
+
+
+def as_parts(folder: Path, kind: str) -> None:
+    """Trained parts in the model's place."""
+    shutil.rmtree(folder)
+    target = make_tiny_target()
+    if kind == "heads":
+        save_heads(folder, build_head(target, HeadOptions("mtp", 2)))
+    elif kind == "ensemble":
+        head = EnsembleHead(EnsembleOptions(draft_size=target.hidden_size, target_size=target.hidden_size))
+        save_ensemble(folder, head, target, {"kind": "heads", "name": "x", "fingerprint": "y"})
+    else:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"speculators_model_type": "eagle3"}))
+        (folder / "model.safetensors").touch()
+
+
+def as_adapter(folder: Path, base: str) -> None:
+    """Adapters for a model that is somewhere else."""
+    shutil.rmtree(folder)
+    get_peft_model(make_tiny_target().model, LoraConfig(r=2, target_modules="all-linear")).save_pretrained(folder)
+    edit(folder / "adapter_config.json", base_model_name_or_path=base)
+
+
+SHARD = "model-00002-of-00004.safetensors"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (
+        lambda f: remove(f, "*"),
+        r"lacks config\.json, weights \(.*\) and tokenizer f.*it holds: nothing",
+    ),
+    "no config": (lambda f: remove(f, "config.json"), r"lacks config\.json \(it holds: chat_template\.jinja, gener"),
+    "config cut": (lambda f: cut(f / "config.json"), r"config\.json is no readable JSON"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), r"config\.json is no JSON object"),
+    "config of other bytes": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), r"config\.json is no readable"),
+    "no model type": (lambda f: edit(f / "config.json", model_type=None), r"config\.json has no model_type"),
+    "unknown type": (lambda f: edit(f / "config.json", model_type="zork"), "could not be loaded: .*model type `zork`"),
+    "no causal model": (lambda f: edit(f / "config.json", model_type="t5"), "could not be loaded: "),
+    "no weights": (lambda f: remove(f, "*.safetensors", "*.index.json"), r"lacks weights \(model\.safetensors\) \(it"),
+    "weights of another name": (
+        lambda f: (remove(f, "*.index.json"), (f / SHARD).rename(f / "consolidated.safetensors")),
+        r"lacks weights \(model\.safetensors\)",
+    ),
+    "shard missing": (
+        lambda f: remove(f, SHARD),
+        rf"lacks 1 of the 4 files that \S+ names, such as {SHARD}; fetch",
+    ),
+    "shards missing": (
+        lambda f: remove(f, "*.safetensors"),
+        r"lacks 4 of the 4 files that model\.safetensors\.index",
+    ),
+    "shard cut": (lambda f: cut(f / SHARD), rf"{SHARD} is damaged or cut short"),
+    "shard empty": (lambda f: (f / SHARD).write_bytes(b""), rf"{SHARD} is damaged or cut short"),
+    "shard a pointer": (
+        lambda f: (f / SHARD).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        rf"{SHARD} is a pointer of git-lfs and not the weights; run `git lfs pull`",
+    ),
+    "index cut": (lambda f: cut(f / "model.safetensors.index.json"), r"index\.json is no readable JSON"),
+    "index without a map": (
+        lambda f: edit(f / "model.safetensors.index.json", weight_map=None),
+        r"index\.json has no weight_map",
+    ),
+    "bin cut": (lambda f: cut(as_bin(f)), r"pytorch_model\.bin is damaged or cut short"),
+    "bin empty": (lambda f: as_bin(f).write_bytes(b""), r"pytorch_model\.bin is damaged or cut short"),
+    "bin of other bytes": (lambda f: as_bin(f).write_bytes(b"no pickle" * 99), "could not be loaded: "),
+    "no tokenizer": (lambda f: remove(f, "*token*"), r"lacks tokenizer files \(tokenizer\.json\)"),
+    "tokenizer_config alone": (lambda f: remove(f, "tokenizer.json"), r"lacks tokenizer files \(tokenizer\.json\)"),
+    "tokenizer cut": (lambda f: cut(f / "tokenizer.json"), "could not be loaded: its tokenizer does not load: "),
+    "tokenizer of something else": (
+        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
+        "could not be loaded: its tokenizer does not load: ",
+    ),
+    "heads": (
+        lambda f: as_parts(f, "heads"),
+        r"holds draft heads of train\.mtp: .* checkpoint=.*made for 'tiny'",
+    ),
+    "ensemble": (lambda f: as_parts(f, "ensemble"), r"holds an ensemble head of rl\.diversed: give it in checkpoints"),
+    "a server's heads": (lambda f: as_parts(f, "speculators"), "holds draft heads in a server's format"),
+    "adapters of nothing": (
+        lambda f: as_adapter(f, "/gated/401"),
+        r"the adapters in .* are for a folder that is no model here: '/gated/401' is not a folder",
+    ),
+    "a file": (lambda f: (shutil.rmtree(f), f.write_text("x")), "is a file; give the folder that holds it"),
+    "no folder": (shutil.rmtree, "is not a folder; give an existing folder or a hub name"),
+}
+# Words that a hub's refusal has, in names that have nothing to do with it.
+NAMES = ("model", "llama-401", "gated 403", "offline mode 404 cached files", "not a valid model identifier 한글")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_folders(damage: str, name: str, whole: Path, tmp_path: Path) -> None:
+    """The same line whatever the folder is called, and nothing of a hub, a licence or a package in it."""
+    folder = tmp_path / name
+    shutil.copytree(whole, folder)
+    do, message = DAMAGES[damage]
+    do(folder)
+    with pytest.raises(ValueError, match=message) as error:
+        load_target(options(folder))
+    text = str(error.value)
+    assert "\n" not in text
+    assert str(folder) in text or damage in ("shard missing",)
+    for word in ("gated", "401", "licence", "sentencepiece", "tiktoken", "no token at all", "out of reach"):
+        assert word not in text.replace(str(folder), "").replace("/gated/401", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_folders_load(name: str, whole: Path, tmp_path: Path) -> None:
+    """In four files, in one of torch's, and as the base of adapters, under each of the names."""
+    expected = make_tiny_target(seed=4).fingerprint()
+    shutil.copytree(whole, tmp_path / name)
+    assert load_target(options(tmp_path / name)).fingerprint() == expected
+    shutil.copytree(whole, tmp_path / f"{name} adapters")
+    as_adapter(tmp_path / f"{name} adapters", str(tmp_path / name))
+    assert load_target(options(tmp_path / f"{name} adapters")).tokenizer.get_vocab()
+    as_bin(tmp_path / name)
+    assert load_target(options(tmp_path / name)).fingerprint() == expected
+
+
+def test_half_a_tokenizer_beside_adapters(whole: Path, tmp_path: Path) -> None:
+    as_adapter(shutil.copytree(whole, tmp_path / "adapters"), str(whole))
+    shutil.copy(whole / "tokenizer_config.json", tmp_path / "adapters")
+    with pytest.raises(ValueError, match=r"has tokenizer_config\.json and no vocabulary beside it .*delete"):
+        load_target(options(tmp_path / "adapters"))
+
+
+@pytest.mark.parametrize(("path", "mode"), [("", 0o000), ("", 0o600), ("config.json", 0o000), (SHARD, 0o000)])
+def test_what_may_not_be_read(path: str, mode: int, whole: Path) -> None:
+    """In a process of another user where this is root's, whom no permission stops."""
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chmod(scratch, 0o755)
+        folder = Path(shutil.copytree(whole, Path(scratch) / "model"))
+        for file in folder.rglob("*"):
+            file.chmod(0o644)
+        folder.chmod(0o755)
+        (folder / path).chmod(mode)
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            if os.geteuid() == 0:
+                os.setuid(NOBODY)
+            try:
+                require_model(folder)
+                told = "nothing"
+            except BaseException as error:
+                told = f"{type(error).__name__}: {error}"
+            os.write(writer, told.encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            told = pipe.read()
+        folder.chmod(0o755)
+    assert told.startswith("ValueError: ")
+    assert f"{folder / path if path else folder}" in told
+    assert "cannot be read (" in told.replace("'", "")
+
+
+# The hub
+
+GATED = "is gated or private: accept its licence on its hub page, then run `hf auth login` or set HF_TOKEN"
+UNKNOWN = "is neither a folder here nor a repository on the hub that you may see; check model.name"
+REACH = "could not be fetched: the hub is out of reach and the local cache does not have it.*\\+model=smollm2"
+HUB = {
+    "whole/m": "",
+    "gated-401/m": GATED,
+    "gated/m": GATED,
+    "forbidden/m": GATED,
+    "stranger/m": UNKNOWN,  # the hub answers 401 for a repository that does not exist
+    "nobody-401-403-gated/m": UNKNOWN,
+    "no/such/name": UNKNOWN,
+    "old/m": "has no such revision; check model.revision",
+    "teapot/m": "could not be fetched: the hub answers with status 418; try again later",
+    "hangs-up/m": REACH,
+    "bare/m": r"has no config\.json on the hub; choose a repository in transformers' format",
+    "no-tokenizer/m": r"could not be loaded: it has no tokenizer files \(tokenizer\.json\)",
+    "no-weights/m": r"could not be loaded: .*does not appear to have a file named .*model\.safetensors",
+    "adapter/m": r"is an adapter on the hub; fetch it \(`hf download`\), and set model\.name to its folder",
+}
+
+
+@pytest.fixture(scope="module")
+def told_of_hub(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    target = make_tiny_target()
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    command = [sys.executable, str(ROOT / "tests" / "models" / "hub_server.py"), str(folder), *HUB]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, tuple[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_hub(name: str, told_of_hub: dict[str, tuple[str, str]]) -> None:
+    kind, text = told_of_hub[name]
+    if not HUB[name]:
+        assert text == "loaded"
+        return
+    assert kind == "ValueError"
+    assert "\n" not in text
+    assert re.match(f"model '{name}' {HUB[name]}", text)
+
+
+def test_types_decide_wherever_they_stand() -> None:
+    """As cause, as context, or two errors further down; words alone say nothing."""
+    for cause in (OfflineModeIsEnabled("x"), LocalEntryNotFoundError("x"), ConnectionError("x"), TimeoutError()):
+        error, middle = OSError("y"), KeyError("z")
+        error.__cause__, middle.__context__ = middle, cause
+        assert "out of reach" in (hub_message("a/b", error) or "")
+    assert "HF_HOME" in (hub_message("a/b", PermissionError(13, "x")) or "")
+    for words in ("401 gated repo", "repository not found", "offline mode", "not a valid git identifier"):
+        assert hub_message("a/b", OSError(words)) is None
+
+
+def test_an_error_that_is_its_own_cause() -> None:
+    error = OSError("x")
+    error.__context__ = KeyError("y")
+    error.__context__.__context__ = error
+    assert hub_message("a/b", error) is None
 
 
 def test_long_texts_are_cut() -> None:
-    assert len(hub_error_message("a/b", OSError("word " * 500))) < 400
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
-def test_weights_that_count(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()
-    with pytest.raises(ValueError, match="lacks weights"):
-        require_weights(tmp_path)
-    (tmp_path / name).touch()
-    require_weights(tmp_path)
-
-
-def test_an_unknown_name_without_a_hub() -> None:
-    """No monkeypatch: the tests run offline."""
-    with pytest.raises(ValueError, match=r"^model 'no-one/nothing' could not be fetched: the hub is out of reach"):
-        load_target(TargetOptions(name="no-one/nothing", device="cpu"))
+    assert len(load_error_message("a/b", OSError("word\n" * 500))) < 400
+    assert "\n" not in load_error_message("a/b", OSError("word\n" * 500))

@@ -266,7 +266,7 @@ def test_refuses_what_does_not_fit(llama: Case) -> None:
     decoder = Decoder(target)
     with pytest.raises(ValueError, match="prompt 1 is empty"):
         decoder.generate([[5], []])
-    with pytest.raises(ValueError, match="prompt 0 has token id 264: ids of target 'tiny' are 0 to 263"):
+    with pytest.raises(ValueError, match="prompt 0 has id 264: the model's ids are 0 to 263"):
         decoder.generate([[5, 264]])
     with pytest.raises(ValueError, match="prompt 0 has 512 tokens: the context"):
         decoder.generate([[5] * 512])
