@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from models.adapter import base_of, has_tokenizer, is_adapter, merge_adapter, require_adapter
+from models.files import finish_save
 from models.placement import AUTO_MAP, DEVICE_MAPS, NO_MAP, device_map, parse_limits, stored
 from models.quantization import NONE, check_quantization, loading_arguments, plain_tensors, settle
 from models.sources import hub_error_message, require_weights
@@ -311,6 +312,7 @@ def _locate(options: TargetOptions) -> str:
     looks_local = options.name.startswith((".", "/", "~"))
     if options.source == "folder" or (options.source == "auto" and (is_folder or looks_local)):
         folder = Path(options.name).expanduser()
+        finish_save(folder, "config.json")
         if is_adapter(folder):
             require_adapter(folder)
         else:
