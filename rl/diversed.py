@@ -48,6 +48,7 @@ from train.checkpoints import STATE_NAME as TRAINER_STATE_NAME
 from train.checkpoints import last_whole, remove_unfinished
 from train.config import entry, exit_interrupted
 from train.data import DataOptions
+from train.heads_folder import find_heads
 from train.jsonl_logger import check_logger, log_callbacks
 from train.provenance import origin
 from train.ranks import is_main, join, main_first, told_of_lost_peers
@@ -211,8 +212,8 @@ def check_metric(names: Sequence[str], num_prompts: int) -> None:
 
 
 def heads_folder(config: DiversedConfig) -> Path:
-    """The draft heads that were named, else where `python -m train.mtp` puts them by default."""
-    return Path(config.checkpoint or f"{config.work_dir}/mtp")
+    """The draft heads that were named, else those of the work_dir."""
+    return find_heads(config.checkpoint, config.work_dir)
 
 
 def load_pair(config: DiversedConfig) -> Pair:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import Trainer
 
-from models.files import telling_full
+from models.files import telling_full, write_text
 from train.ranks import is_main, main_first
 
 STATE_NAME = "trainer_state.json"
@@ -55,9 +55,19 @@ def last_whole(folder: Path, also: tuple[str, ...] = ()) -> str | None:
     for path in newest_first(folder):
         reason = why_not_whole(path, also)
         if reason is None:
+            _take_best_from_here(path)
             return str(path)
         print(f"passing over {path}, which is not whole ({reason}); its steps are done again")
     return None
+
+
+def _take_best_from_here(path: Path) -> None:
+    """Have the state name the best checkpoint of its own folder: transformers notes a path, and folders are copied."""
+    file = path / STATE_NAME
+    state = json.loads(file.read_text(encoding="utf-8"))
+    best = state.get(BEST)
+    if best is not None and best != (here := str(path.parent / Path(best).name)):
+        write_text(file, json.dumps(state | {BEST: here}, indent=2, sort_keys=True) + "\n")
 
 
 def remove_unfinished(folder: Path, last_files: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints of the ensemble head: they load again bit for bit, for the pair they were trained for and no other."""
 
+import hashlib
 import inspect
 import json
 import re
@@ -88,6 +89,7 @@ def check_config(code: SimpleNamespace, target: Target, folder: Path) -> None:
     save(code, folder, target, "mlp")
     assert code.read_config(folder) == {
         "format_version": 1,
+        "weights_sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
         "kind": "ensemble",
         "ensemble": {"kind": "mlp", "draft_size": 5, "target_size": 32, "initial_weight": 0.7, "width": 7},
         "target": {
@@ -228,7 +230,7 @@ PLANTED = {
     "record not required": ('    _require_keys(folder, config["drafter"], DRAFTER_KEYS)\n', ""),
     "tensors not compared": ("    if problems:", "    if False:"),
     "tensors loaded loosely": (
-        '_load_strictly(head, folder / WEIGHTS_NAME, f"the {options.kind} ensemble head")',
+        '_load_strictly(head, folder / WEIGHTS_NAME, f"the {options.kind} ensemble head", config.get(WEIGHTS_SHA256))',
         "head.load_state_dict(load_file(folder / WEIGHTS_NAME), strict=False)",
     ),
     "in the target's dtype": ("return head.to(target.device)", "return head.to(target.dtype)"),

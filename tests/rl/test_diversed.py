@@ -33,6 +33,7 @@ from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
 from rl.resume import STATE_NAME
 from rl.rewards.loading import RewardOptions
+from tests.train.copies import copy_run, pin_best
 from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked
@@ -190,6 +191,31 @@ def test_interrupted_run_ends_the_same(
     train_verifier(config)
     assert f"going on from {tmp_path / 'out' / f'checkpoint-{stops_at}'}" in capsys.readouterr().out
     assert_ends_alike(config, uninterrupted)
+
+
+@pytest.mark.parametrize("then", ["gone", "other"])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_run_goes_on_in_a_copy_of_its_folder(
+    is_pinned: bool,
+    then: str,
+    tmp_path: Path,
+    uninterrupted: DiversedConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit as it would have ended; its best head is the copy's, which transformers notes by its old path."""
+    config = make_config(tmp_path)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, diversed_module, 3)
+        with pytest.raises(SystemExit):
+            train_verifier(config)
+    copy_run(tmp_path / "out", tmp_path / "copy", then)
+    copied = replace(config, output_dir=str(tmp_path / "copy"))
+    best = pin_best(tmp_path / "copy") if is_pinned else None
+    train_verifier(copied)
+    if best is None:
+        assert_ends_alike(copied, uninterrupted)
+    else:
+        assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()
 
 
 def test_second_interrupt_stops_at_once(

@@ -21,6 +21,7 @@ from models.decoding.rows import GenerationParams
 from models.heads import HEAD_KINDS, HeadOptions
 from models.target import TargetOptions, load_target
 from tests.models.decoding.scripted import random_prompts
+from tests.train.copies import copy_run, pin_best
 from tests.train.interrupts import interrupt_at
 from train import answers as answers_module
 from train import hidden_cache as hidden_cache_module
@@ -212,6 +213,34 @@ def test_interrupted_at_an_epochs_end(
     monkeypatch.undo()
     train_heads(config)
     assert_ends_alike(config, uninterrupted)
+
+
+@pytest.mark.parametrize("then", ["gone", "other"])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_run_goes_on_in_a_copy_of_its_folder(
+    is_pinned: bool,
+    then: str,
+    config: MTPConfig,
+    uninterrupted: MTPConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Bit for bit as it would have ended; its best checkpoint is the copy's; transformers notes the old path."""
+    interrupt_at(monkeypatch, mtp_module, 4)
+    with pytest.raises(SystemExit):
+        train_heads(config)
+    monkeypatch.undo()
+    copy_run(Path(config.work_dir), tmp_path / "copy", then)
+    copied = make_config(tmp_path / "copy")
+    best = pin_best(Path(copied.paths.heads)) if is_pinned else None
+    train_heads(copied)
+    assert "does not exist" not in capfd.readouterr().err
+    if best is None:
+        assert_ends_alike(copied, uninterrupted)
+    else:
+        wanted = load_file(best / "model.safetensors")
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in weights_of(copied).items())
 
 
 def test_interrupted_again_and_again(
