@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from models.decoding.attention import packed_attention
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
 from models.decoding.drafters.base import BranchDrafter, Draft, Drafter, LayerReader
 from models.decoding.judge import Judge
 from models.decoding.length import FixedLength, Length
-from models.decoding.processors import BlockProcessor, Processors
+from models.decoding.processors import Processors
 from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
 from models.decoding.tree_block import TreeBlock
 from models.decoding.tree_judge import check_tree_rule

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
 from models.decoding.drafters.base import Branches
 from models.decoding.judge import Judgement
-from models.decoding.processors import BlockProcessor
 from models.decoding.rows import Row
 from models.decoding.sampling import SamplingParams
 from models.decoding.tree_entries import keep_path, lineage, tree_masks, tree_positions

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint import model_record
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import RaggedCache
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.drawing import Drawing, Prefix
 from models.decoding.drafters.options import DrafterContext, DrafterOptions
 from models.decoding.drafters.stop import DraftStop
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.heads.base import last_kept
 from models.quantization import NONE

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import AttentionMasks, RaggedCache
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.universal.spelling import num_incomplete_bytes
 from models.decoding.drafters.universal.translation import Transcript, Translator, num_common
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.target import Target
 
