@@ -19,12 +19,20 @@ class BlockProcessor:
     """
 
     def __init__(
-        self, processors: Processors, prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
+        self,
+        processors: Processors,
+        prompts: Sequence[Sequence[int]],
+        generated: Sequence[Sequence[int]],
+        shown: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """prompts, generated: of each row, without drafted tokens; the root belongs to generated."""
+        """prompts, generated: of each row, without drafted tokens; the root belongs to generated.
+
+        shown: the prompts as `ProcessorParams` says that some steps see them; None: as they are.
+        """
         self._processors = processors
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._generated = [tuple(tokens) for tokens in generated]
+        self._shown = self._prompts if shown is None else [tuple(prompt) for prompt in shown]
         self._failures: dict[int, tuple[int, Exception]] = {}  # row: (place, error)
         self._tree_failures: dict[tuple[int, int], Exception] = {}  # (row, place of its tree): error
 
@@ -118,4 +126,5 @@ class BlockProcessor:
             paths[node] = path
 
     def _apply(self, b: int, logits_V: Tensor, drafted: Sequence[int]) -> Tensor:
-        return self._processors.apply(logits_V, self._prompts[b], (*self._generated[b], *drafted))
+        generated = (*self._generated[b], *drafted)
+        return self._processors.apply(logits_V, self._prompts[b], generated, self._shown[b])

@@ -31,6 +31,7 @@ from models.decoding.judge import Judge
 from models.decoding.length import FixedLength, Length
 from models.decoding.processors import Processors
 from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
+from models.decoding.stops import TokenBytes
 from models.decoding.tree_block import TreeBlock
 from models.decoding.tree_judge import check_tree_rule
 from models.decoding.verification.base import Block, Rule, Verdict
@@ -132,14 +133,16 @@ class Decoder:
         on_tokens: OnTokens | None = None,
         on_done: OnDone | None = None,
         on_block: OnBlock | None = None,
+        shown_prompts: Sequence[Sequence[int]] | None = None,
     ) -> list[DecodeResult]:
         """Decode all prompts (token ids), at most max_batch_size (default: all) at a time; results in their order.
 
         A row that ends makes room for a waiting prompt. A sequence that fills the target's context ends with reason
         "length". `on_tokens` hears of each row's new tokens block by block; they add up to the result's tokens.
-        `on_block` hears of each sampled block whole: its tensors live no longer than the call, unless copied. Raises
-        ValueError for an empty prompt, one that leaves no room in the context, a token id out of range, or `on_block`
-        with a drafter of trees.
+        `on_block` hears of each sampled block whole: its tensors live no longer than the call, unless copied.
+        shown_prompts: what processors (see `ProcessorParams`) and stop strings are shown in each prompt's place, such
+        as the prompt with its padding; default the prompts. Raises ValueError for an empty prompt, one that leaves no
+        room in the context, a token id out of range, or `on_block` with a drafter of trees.
         """
         params = params or GenerationParams()
         if on_block is not None and self.num_nodes:
@@ -153,7 +156,9 @@ class Decoder:
         max_batch_size = len(prompts) if max_batch_size is None else max_batch_size
         if prompts and max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size}: must be at least 1.")
-        waiting = deque(self._make_row(index, prompt, params) for index, prompt in enumerate(prompts))
+        rows = zip(prompts, prompts if shown_prompts is None else shown_prompts, strict=True)
+        token_bytes = TokenBytes(self.target.tokenizer) if params.stop_strings else None
+        waiting = deque(self._make_row(index, *row, params, token_bytes) for index, row in enumerate(rows))
         results: list[DecodeResult | None] = [None] * len(prompts)
         self.timings = Timings()
         self.length.begin()
@@ -181,7 +186,14 @@ class Decoder:
                 batch = self._decode_block(batch, params, hooks)
             yield from (row for row in touched if row.is_finished)
 
-    def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
+    def _make_row(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        shown_prompt: Sequence[int],
+        params: GenerationParams,
+        token_bytes: TokenBytes | None,
+    ) -> Row:
         if not prompt:
             raise ValueError(f"prompt {index} is empty: give at least one token, such as the tokenizer's BOS.")
         if min(prompt) < 0 or max(prompt) >= self.target.vocab_size:
@@ -198,7 +210,7 @@ class Decoder:
                 )
             limit = min(limit, self.context_length - len(prompt))
         eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
-        return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer)
+        return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer, token_bytes, shown_prompt)
 
     def _prefill(self, rows: list[Row], params: GenerationParams, hooks: _Hooks) -> _Batch | None:
         """Run the target over the prompts, once over each, and emit each row's first token."""
@@ -310,7 +322,8 @@ class Decoder:
             return None
         eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         processors = Processors(params.processors, eos_token_ids, self.target.vocab_size)
-        return BlockProcessor(processors, [row.prompt for row in rows], [row.tokens for row in rows])
+        shown = [row.shown_prompt for row in rows]
+        return BlockProcessor(processors, [row.prompt for row in rows], [row.tokens for row in rows], shown)
 
     def _target_pass(self, ids_BT: Tensor, cache: RaggedCache) -> Tensor:
         """Last hidden states [B, T, H] of the new tokens; the cache gets their entries, but not yet the lengths."""

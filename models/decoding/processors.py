@@ -32,6 +32,8 @@ class ProcessorParams:
     no_repeat_ngram_size: no n-gram of prompt and output comes twice. bad_words_ids: sequences whose last token is
     forbidden after the others. min_new_tokens: EOS is forbidden among the output's first tokens. allowed_tokens: a
     grammar. custom: objects like transformers' LogitsProcessor, called with one row at a time, last of all.
+    All count from the first token of the row's own prompt. Where a caller shows the processors another prompt than the
+    decoder reads (`Decoder.generate`, shown_prompts: one with its padding), n-grams, bad words and custom see that one.
     """
 
     repetition_penalty: float = 1.0
@@ -82,10 +84,17 @@ class _Prefix:
     prompt: tuple[int, ...]
     generated: tuple[int, ...]
     device: torch.device
+    shown: tuple[int, ...]  # the prompt, or the prompt with its padding
 
     @cached_property
     def text_1T(self) -> Tensor:
         return torch.tensor([self.prompt + self.generated], dtype=torch.long, device=self.device)
+
+    @cached_property
+    def shown_1T(self) -> Tensor:
+        if self.shown == self.prompt:
+            return self.text_1T
+        return torch.tensor([self.shown + self.generated], dtype=torch.long, device=self.device)
 
     @cached_property
     def generated_1T(self) -> Tensor:
@@ -115,8 +124,12 @@ class Processors:
         """Whether the logits stay as they are."""
         return not self._steps
 
-    def apply(self, logits_V: Tensor, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
+    def apply(
+        self, logits_V: Tensor, prompt: Sequence[int], generated: Sequence[int], shown: Sequence[int] | None = None
+    ) -> Tensor:
         """Processed logits [V] of the token after prompt and generated: a new tensor, float32, float64 for float64.
+
+        shown: the prompt as `ProcessorParams` says that some steps see it; None: as it is.
 
         Logits without a law (NaN, +inf, or nothing but -inf) come back as they are. ValueError, with the option's name,
         where a processor leaves no token to choose, makes NaN or +inf, or returns anything but scores [1, V].
@@ -125,7 +138,8 @@ class Processors:
         scores_1V = widen(logits_V)[None].clone()
         if not scores_1V.amax().isfinite():
             return scores_1V[0]
-        prefix = _Prefix(tuple(prompt), tuple(generated), logits_V.device)
+        shown = prompt if shown is None else shown
+        prefix = _Prefix(tuple(prompt), tuple(generated), logits_V.device, tuple(shown))
         for name, step in self._steps:
             scores_1V = _checked(name, step(prefix, scores_1V), scores_1V, prefix)
         return scores_1V[0]
@@ -141,27 +155,27 @@ def _make_steps(params: ProcessorParams, eos_token_ids: list[int]) -> list[tuple
     steps: list[tuple[str, _Step]] = []
     if params.repetition_penalty != 1.0:
         repetition = hf.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty))
-        steps.append(("repetition_penalty", _on_text(repetition)))
+        steps.append(("repetition_penalty", lambda prefix, scores_1V: repetition(prefix.text_1T, scores_1V)))
     if params.frequency_penalty or params.presence_penalty:
         counts = _count_penalty(params.frequency_penalty, params.presence_penalty)
         steps.append(("frequency_penalty, presence_penalty", counts))
     if params.no_repeat_ngram_size:
         ngrams = hf.NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size)
-        steps.append(("no_repeat_ngram_size", _on_text(ngrams)))
+        steps.append(("no_repeat_ngram_size", _on_shown(ngrams)))
     if params.bad_words_ids:
         bad_words = hf.NoBadWordsLogitsProcessor([list(word) for word in params.bad_words_ids])
-        steps.append(("bad_words_ids", _on_text(bad_words)))
+        steps.append(("bad_words_ids", _on_shown(bad_words)))
     if params.min_new_tokens and eos_token_ids:
         steps.append(("min_new_tokens", _min_length(params.min_new_tokens, eos_token_ids)))
     if params.allowed_tokens is not None:
         steps.append(("allowed_tokens", _allowed_only(params.allowed_tokens)))
     for index, processor in enumerate(params.custom):
-        steps.append((f"custom[{index}] ({type(processor).__name__})", _on_text(processor)))
+        steps.append((f"custom[{index}] ({type(processor).__name__})", _on_shown(processor)))
     return steps
 
 
-def _on_text(processor: LogitsProcessor) -> _Step:
-    return lambda prefix, scores_1V: processor(prefix.text_1T, scores_1V)
+def _on_shown(processor: LogitsProcessor) -> _Step:
+    return lambda prefix, scores_1V: processor(prefix.shown_1T, scores_1V)
 
 
 def _count_penalty(frequency: float, presence: float) -> _Step:

@@ -81,7 +81,7 @@ PLANTED = {
         "(prefix.generated, prefix.prompt)",
     ),
     "bans fed the output alone": (
-        "_on_text(bad_words)",
+        "_on_shown(bad_words)",
         "lambda prefix, scores: bad_words(prefix.generated_1T, scores)",
     ),
     "target in place": ("widen(logits_BTV).clone()", "widen(logits_BTV)"),
