@@ -68,8 +68,8 @@ class GenerationParams:
 class Emission:
     """What one pass gives one row, before the first stop cuts it: the accepted tokens and one more.
 
-    is_invalid: the target's logits where that one more belongs were no numbers, and it is missing. distances: what each
-    token adds to the certificate.
+    is_invalid: the target's logits where that one more belongs were no numbers, and it is missing. met_ill: they were
+    none at some place of the pass, kept or not. distances: what each token adds to the certificate.
     """
 
     tokens: list[int]
@@ -79,6 +79,7 @@ class Emission:
     distances: Sequence[float] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     is_invalid: bool = False
+    met_ill: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class UniversalDrafter(ABC):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> UniversalState:
         """See `Drafter.start`."""
-        cache = RaggedCache(self.draft.config, len(prompts), self.draft.device, self.draft.dtype)
+        cache = RaggedCache(self.draft.config, len(prompts), self.draft.device, self.draft.dtype, finite=True)
         texts = [self.translator.start() for _ in prompts]
         for text, prompt in zip(texts, prompts, strict=True):
             self.translator.append(text, prompt[:1])
