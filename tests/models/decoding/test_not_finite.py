@@ -33,6 +33,7 @@ from tests.models.decoding.trees import LAW_VOCAB, BigramTrees, random_tree
 
 HEALTHY = make_tiny_target(family="qwen3")  # its output head is not tied to the embedding
 PROMPTS = random_prompts(7, longest=12)
+PROMPT = [3, 1, 4]
 NEW = 16
 EXPECTED = Decoder(HEALTHY).generate(PROMPTS, GenerationParams(NEW, eos_token_ids=()))
 USED = {token for prompt in PROMPTS for token in prompt} | {token for row in EXPECTED for token in row.tokens}
@@ -83,7 +84,7 @@ class SickGuesses(ScriptedDrafter):
         return Draft(tokens_BN[:, :0], branches=Branches(parents, tokens_BN, drafted_BN))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(VALUES, st.integers(1, 5), st.integers(1, 7), st.integers(0, 999), st.booleans(), st.booleans())
 def test_greedy_is_plain_decoding_whatever_is_drafted(
     value: float, width: int, batch: int, seed: int, is_tree: bool, is_beside_sick_rows: bool
@@ -115,16 +116,16 @@ def canonical(texts: Any, sick: int, num_tokens: int) -> np.ndarray:
 
 def law_p_value(decoder: Decoder, healthy: Target, vocab_size: int, sick: int, num_samples: int) -> float:
     """Of what a decoder samples, against the target's own law with rows that end at the sick token."""
-    prompt, num_tokens, sampling = [3, 1, 4], 3, SamplingParams(1.3, top_k=4)
+    prompt, num_tokens, sampling = PROMPT, 3, SamplingParams(1.3, top_k=4)
     params = GenerationParams(num_tokens, sampling, seed=5, eos_token_ids=())
-    results = decoder.generate([prompt, [*prompt, 3]] * num_samples, params, 500)[::2]
+    results = decoder.generate([prompt] * num_samples, params, 500)
     texts = list(itertools.product(range(vocab_size), repeat=num_tokens))
     powers = vocab_size ** np.arange(num_tokens - 1, -1, -1)
     law = np.zeros(len(texts))
     np.add.at(law, canonical(texts, sick, num_tokens) @ powers, exact_law(healthy, prompt, sampling, num_tokens))
     samples = canonical([result.tokens for result in results], sick, num_tokens)
     ends = [result.finish_reason == "invalid" for result in results]
-    assert ends == [sick in result.tokens[:-1] for result in results]
+    assert ends == [sick in result.tokens and len(result.tokens) < num_tokens for result in results]
     assert 0.02 < np.mean(ends) < 0.9, "sick tokens must be drafted and emitted for the test to mean anything"
     return chi_square_p_value(samples.tolist(), law, vocab_size)
 
@@ -132,21 +133,23 @@ def law_p_value(decoder: Decoder, healthy: Target, vocab_size: int, sick: int, n
 @pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_law_stays_the_targets(rule: Rule, value: float) -> None:
-    """N = 1500, false alarm 1e-6 each. Trying an ill block again without its draft would shift this law."""
+    """N = 800, false alarm 1e-6 each. Trying an ill block again without its draft would shift this law."""
     options = {"seed": 3, "vocab_size": 8}
     healthy = make_tiny_target(family="qwen3", **options)
-    decoder = Decoder(sick_target(value, [5], **options), BigramDrafter(8), 3, rule)
-    assert law_p_value(decoder, healthy, 8, 5, 1500) > FALSE_ALARM
+    likely = healthy.logits(healthy.hidden(torch.tensor([PROMPT])))[0, -1].argsort(descending=True).tolist()
+    sick = next(token for token in likely[1:] if token not in PROMPT)
+    decoder = Decoder(sick_target(value, [sick], **options), BigramDrafter(8), 3, rule)
+    assert law_p_value(decoder, healthy, 8, sick, 800) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("how", ["distinct", "independent", "likeliest"])
 @pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification()], ids=lambda rule: type(rule).__name__)
 def test_the_law_of_trees_stays_the_targets(rule: Rule, how: str) -> None:
-    """N = 1000, false alarm 1e-6 each."""
+    """N = 300, false alarm 1e-6 each."""
     options = {"seed": 3, "vocab_size": LAW_VOCAB}
     healthy = make_tiny_target(family="qwen3", **options)
     decoder = Decoder(sick_target(torch.nan, [2], **options), BigramTrees(LAW_VOCAB, how), 3, rule)
-    assert law_p_value(decoder, healthy, LAW_VOCAB, 2, 1000) > FALSE_ALARM
+    assert law_p_value(decoder, healthy, LAW_VOCAB, 2, 300) > FALSE_ALARM
 
 
 def model_drafter(target: Target) -> ModelDrafter:
@@ -171,7 +174,6 @@ def ill_heads_drafter(target: Target) -> HeadsDrafter:
 def test_a_row_is_what_it_is_alone(make: Any, sampling: SamplingParams) -> None:
     """Draft models that read sick tokens, and heads that give NaN: the ids do not depend on the neighbours."""
     target = sick_target(torch.nan, [0, *SICK])
-    params = GenerationParams(NEW, sampling, seed=4, eos_token_ids=())
 
     def decode(prompts: list[list[int]], batch: int, first: int = 0) -> list[DecodeResult]:
         params_of = GenerationParams(NEW, sampling, seed=4, eos_token_ids=(), first_stream=first)
@@ -183,7 +185,6 @@ def test_a_row_is_what_it_is_alone(make: Any, sampling: SamplingParams) -> None:
             assert (result.tokens, result.finish_reason) == (own.tokens, own.finish_reason)
     if sampling.is_greedy:
         assert [result.tokens for result in alone] == [row.tokens for row in EXPECTED]
-    assert params.max_new_tokens == NEW
 
 
 class PlantedIn(BigramDrafter):
