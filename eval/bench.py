@@ -1,6 +1,6 @@
 """`python -m eval.bench +model=NAME [drafter=NAME others=[NAME,...]]`: ways of decoding, side by side in one run.
 
-Every method answers the same held-out prompts with the same limits, in turns; a table and the JSON behind it tell how
+Every method answers the same test prompts with the same limits, in turns; a table and the JSON behind it tell how
 fast each was and what it wrote.
 """
 
@@ -19,8 +19,9 @@ from eval.drafters import Drafting, choose_drafters, load_drafters
 from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
 from eval.provenance import describe_run
 from eval.report import render_groups, render_table, row_record, write_json
+from eval.seen import seen_by
 from eval.session import Session, SessionOptions, make_parts, run_session
-from eval.tasks import SPLITS, TASKS, make_groups
+from eval.tasks import SPLITS, TASKS, TEST, make_groups
 from eval.timing import device_clock
 from models.checkpoint import read_config
 from models.decoding.decoder import Decoder
@@ -51,7 +52,7 @@ class BenchConfig:
     checkpoint: str = ""
     num_draft_tokens: Any = 0  # a number or a list of numbers
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
-    splits: list[str] = field(default_factory=lambda: ["heldout"])
+    splits: list[str] = field(default_factory=lambda: [TEST])
     prompts_per_task: int = 4
     short_tokens: int = 48
     long_tokens: int = 192
@@ -92,7 +93,7 @@ def check_options(config: BenchConfig) -> dict[str, int]:
     if config.num_draft_tokens and not drafters:
         raise ValueError(f"num_draft_tokens={config.num_draft_tokens} is for a drafter; {ADD_DRAFTER}, or leave it out")
     if any(map(needs_checkpoint, drafters.values())):
-        _require_heldout(read_config(checkpoint_folder(config)), config)
+        _require_same_seed(read_config(checkpoint_folder(config)), config)
     elif config.checkpoint:
         raise ValueError(
             f"checkpoint={config.checkpoint!r} is for drafter={' or '.join(WITH_CHECKPOINT)}; add that, or leave it out"
@@ -168,15 +169,24 @@ def run_bench(config: BenchConfig) -> Session:
         torch.set_num_threads(config.threads)
     if config.prompt_lookup_tokens and config.batch_size > 1:
         print(f"no row for prompt lookup: transformers' takes one prompt at a time, and batch_size={config.batch_size}")
-    target = load_target(config.model)
     chosen = choose_drafters(config.drafter, config.others)
+    trained = [checkpoint_folder(config)] if any(map(needs_checkpoint, chosen.values())) else []
+    seen = {split: seen_by(trained, config.data, split) for split in config.splits}
+    target = load_target(config.model)
     drafters = load_drafters(chosen, config.model, target, checkpoint_folder(config))
     methods = make_methods(target, drafters, config)
     groups = [
         group
         for split in config.splits
         for group in make_groups(
-            target.tokenizer, config.data, config.tasks, config.prompts_per_task, lengths, target.max_context(), split
+            target.tokenizer,
+            config.data,
+            config.tasks,
+            config.prompts_per_task,
+            lengths,
+            target.max_context(),
+            split,
+            seen[split],
         )
     ]
     options = SessionOptions(
@@ -229,7 +239,8 @@ def _legend(
         *(f"{name}: {record['name']}, {record['fingerprint']}." for name, record in drafters.items()),
         f"tokens/s: median (lowest–highest) of {config.rounds} rounds, the prompts' own passes included.",
         "pass / bare: the row's target pass over a bare forward of one token. draft / pass: drafting over that pass.",
-        "fresh: new prompts about what training prompts are about. Other groups: held-out prompts.",
+        "fresh: new prompts about what training prompts are about. selection: those that chose the "
+        "checkpoint. Other groups: test prompts, which neither trained nor chose it.",
         "prompt lookup: counted by its passes; its first, over the prompt, is a block already.",
         "gap: furthest, in logits, that one of two differing tokens lay below the target's best one.",
         f"peak: {session.memory_kind}.",
@@ -243,19 +254,13 @@ def _sampling(config: BenchConfig) -> SamplingParams:
     return SamplingParams(config.temperature, config.top_k, config.top_p, config.min_p)
 
 
-def _require_heldout(checkpoint: dict[str, Any], config: BenchConfig) -> None:
-    """A prompt that is held out, or fresh, here must have been so in training."""
+def _require_same_seed(checkpoint: dict[str, Any], config: BenchConfig) -> None:
+    """A prompt that is fresh here must have been so in training."""
     data = checkpoint.get("provenance", {}).get("data", {})
     if "fresh" in config.splits and data.get("seed", config.data.seed) != config.data.seed:
         raise ValueError(
             f"splits names fresh, and data.seed={config.data.seed}: {checkpoint_folder(config)} was trained with "
             f"data.seed={data['seed']}, and only with the same one it is known which prompts are new"
-        )
-    trained_with = data.get("heldout_fraction")
-    if trained_with is not None and config.data.heldout_fraction > trained_with:
-        raise ValueError(
-            f"data.heldout_fraction={config.data.heldout_fraction}: {checkpoint_folder(config)} had {trained_with} in "
-            f"training, where some of these prompts occurred; use at most data.heldout_fraction={trained_with}"
         )
 
 

@@ -13,7 +13,6 @@ from models.decoding.drafters.base import Drafter
 from models.decoding.drafters.model import ModelDrafter
 from models.decoding.drafters.options import DrafterOptions, default_draft_tokens, make_drafter, needs_checkpoint
 from models.target import TargetOptions, load_target
-from train.data import DataOptions
 from train.testbed import ensure_testbed
 
 # What makes an entry of `checkpoints` a pattern.
@@ -99,18 +98,6 @@ def load_dynamics(named: dict[str, Path], pair: Pair, drafter_record: dict[str, 
         settings = {"checkpoint": str(folder), "kind": head.options.kind, "lam": training.get("lam")}
         dynamics.append(Dynamic(name, head, settings | {"trained_on": trained_on(training)}))
     return dynamics
-
-
-def require_unseen(folder: Path, data: DataOptions) -> None:
-    """ValueError where prompts that are held out here were trained on. Of another source, all are new."""
-    config = read_config(folder)
-    trained = training_of(config).get("data") or config.get("provenance", {}).get("data") or {}
-    fraction = trained.get("heldout_fraction", data.heldout_fraction)
-    if (trained.get("source"), trained.get("path")) == (data.source, data.path) and data.heldout_fraction > fraction:
-        raise ValueError(
-            f"data.heldout_fraction={data.heldout_fraction}: {folder} had {fraction} in training, where some of these "
-            f"prompts occurred; use at most data.heldout_fraction={fraction}"
-        )
 
 
 def training_of(config: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from eval.decisive import find_weights, render_weights
 from eval.frontier import Frontier, FrontierOptions, analyse
 from eval.frontier_report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
-from eval.pairs import load_dynamics, load_pair, name_checkpoints, require_unseen
+from eval.pairs import load_dynamics, load_pair, name_checkpoints
 from eval.plots import draw_frontier, require_matplotlib, save_figure
 from eval.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, expand_all, make_points
 from eval.provenance import describe_run
@@ -28,6 +28,7 @@ from eval.questions import SPLITS, TESTBED, Question, load_questions, load_testb
 from eval.report import finite, write_json
 from eval.rewards import Reward, RewardOptions, load
 from eval.samples import SamplingPlan, Sitting, run_sitting
+from eval.seen import seen_by
 from eval.timing import device_clock
 from eval.tokens_html import TracedText, render_page, trace
 from eval.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
@@ -64,7 +65,7 @@ class ParetoConfig:
     checkpoints: list[str] = field(default_factory=list)
     rules: dict[str, Any] = field(default_factory=dict)
     peer_weights: list[float] = field(default_factory=list)
-    split: str = "heldout"
+    split: str = "test"
     num_prompts: int = 32
     samples: int = 4
     max_new_tokens: int = 256
@@ -113,7 +114,7 @@ def check_options(config: ParetoConfig) -> None:
     if config.model.source == TESTBED and config.drafter.kind != "model":
         raise ValueError(f"drafter={config.drafter.kind}: the testbed has no draft heads; use drafter=model")
     if config.split not in SPLITS:
-        raise ValueError(f"split={config.split!r} is unknown; choose {' or '.join(SPLITS)}")
+        raise ValueError(f"split={config.split!r} is unknown; choose {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
     if not config.temperature > 0:
         raise ValueError(f"temperature={config.temperature}: greedy decoding leaves nothing to relax; set it above 0")
     at_least = {"num_prompts": 1, "samples": 1, "max_new_tokens": 2, "batch_size": 1, "prompts_per_turn": 1}
@@ -145,8 +146,7 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     check_options(config)
     families, checkpoints = expand_all(config.rules), name_checkpoints(config.checkpoints)
     trained = [*checkpoints.values(), *[config.heads_folder] * needs_checkpoint(config.drafter)]
-    for folder in trained if config.split == "heldout" else ():
-        require_unseen(folder, config.data)
+    seen = seen_by(trained, config.data, config.split)
     earlier = {Path(folder): read_run(Path(folder)) for folder in config.transfer}
     reward = load(config.reward)
     if config.threads:
@@ -161,7 +161,7 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     points = make_points(pair, families, dynamics, config.peer_weights, sampling_of(config), config.batch_size)
     shown = choose_shown(points, config.shown_points) if config.shown_prompts else []
     target = pair.target
-    questions = questions_for(target, config)
+    questions = questions_for(target, config, seen)
     plan = SamplingPlan(config.samples, config.prompts_per_turn, config.max_new_tokens, config.seed)
     sitting = run_sitting(points, questions, reward, target.tokenizer, plan, device_clock(target.device))
     options = FrontierOptions(
@@ -186,8 +186,11 @@ def run_pareto(config: ParetoConfig) -> Sitting:
     return sitting
 
 
-def questions_for(target: Target, config: ParetoConfig) -> list[Question]:
-    """The prompts to measure on. ValueError where they, or answers to them, do not fit the target's context."""
+def questions_for(target: Target, config: ParetoConfig, seen: Collection[str] = ()) -> list[Question]:
+    """The prompts to measure on, none of those in `seen`.
+
+    ValueError where they, or answers to them, do not fit the target's context.
+    """
     longest = target.max_context() - config.max_new_tokens
     if longest < 1:
         raise ValueError(
@@ -196,7 +199,7 @@ def questions_for(target: Target, config: ParetoConfig) -> list[Question]:
         )
     if config.model.source == TESTBED:
         return load_testbed_questions(target.tokenizer, config.data.seed, config.split, config.num_prompts)
-    return load_questions(target.tokenizer, config.data, config.split, config.num_prompts, longest)
+    return load_questions(target.tokenizer, config.data, config.split, config.num_prompts, longest, seen)
 
 
 def describe(config: ParetoConfig, pair: Pair, drafter_record: dict[str, Any], reward: Reward) -> dict[str, Any]:
@@ -205,6 +208,7 @@ def describe(config: ParetoConfig, pair: Pair, drafter_record: dict[str, Any], r
     return {
         "run": describe_run("eval.pareto", target.device),
         "task": config.task_name,
+        "split": config.split,
         "reward": reward.name,
         "target": {"name": target.name, "dtype": str(target.dtype), "fingerprint": target.fingerprint()},
         "drafter": drafter_record | {"num_draft_tokens": pair.num_draft_tokens},
@@ -272,9 +276,9 @@ def _origin(about: Mapping[str, Any], sitting: Sitting, config: ParetoConfig) ->
     versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
     lines = [
         f"{about['target']['name']}, {about['target']['dtype'].removeprefix('torch.')}; drafter "
-        f"{about['drafter']['name']}, K = {about['drafter']['num_draft_tokens']}; {sitting.num_prompts} prompts of "
-        f"{config.task_name}, {config.samples} completions each, temperature {config.temperature:g}, batch size "
-        f"{config.batch_size}; reward {about['reward']}.",
+        f"{about['drafter']['name']}, K = {about['drafter']['num_draft_tokens']}; {sitting.num_prompts} "
+        f"{config.split} prompts of {config.task_name}, {config.samples} completions each, temperature "
+        f"{config.temperature:g}, batch size {config.batch_size}; reward {about['reward']}.",
         f"{run['command']}",
         f"commit {run['commit']}; {run['hardware']}, {run['threads']} threads; {versions}",
     ]

@@ -3,21 +3,21 @@
 Prompts, their split and their rendering belong to `train.data` and `train.testbed`; what they are worth, to the reward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.data import DataOptions, load_prompts, render_prompt
 from train.prompts.record import Message, Prompt
+from train.prompts.seen import leave_out
 from train.testbed import testbed_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPLITS = ("heldout", "train")
+SPLITS = ("test", "selection", "train")
 TESTBED = "testbed"
-TESTBED_SPLITS = {"heldout": "eval", "train": "train"}
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,18 @@ def task_name(model_source: str, data_source: str, data_path: str) -> str:
 
 
 def load_questions(
-    tokenizer: "PreTrainedTokenizerBase", data: DataOptions, split: str, count: int, longest: int
+    tokenizer: "PreTrainedTokenizerBase",
+    data: DataOptions,
+    split: str,
+    count: int,
+    longest: int,
+    seen: Collection[str] = (),
 ) -> list[Question]:
-    """The first `count` prompts of a split that have at most `longest` tokens. ValueError where there are too few."""
-    prompts = [prompt for prompt in load_prompts(data) if prompt.split == split]
+    """The first `count` prompts of a split that have at most `longest` tokens. ValueError where there are too few.
+
+    seen: fingerprints of prompts that are left out, since a checkpoint has seen them.
+    """
+    prompts = leave_out([prompt for prompt in load_prompts(data) if prompt.split == split], seen)
     questions: list[Question] = []
     for prompt in prompts:
         ids = render_prompt(tokenizer, prompt, data.chat_template_kwargs)
@@ -63,7 +71,7 @@ def columns_of(prompt: Prompt) -> dict[str, Any]:
 
 def load_testbed_questions(tokenizer: "PreTrainedTokenizerBase", seed: int, split: str, count: int) -> list[Question]:
     """The testbed's own prompts."""
-    rows = testbed_prompts(count, seed, TESTBED_SPLITS[split])
+    rows = testbed_prompts(count, seed, split)
     return [
         Question(row.pop("prompt"), list(ids), row)
         for row, ids in zip(rows, tokenizer([row["prompt"] for row in rows])["input_ids"], strict=True)

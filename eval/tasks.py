@@ -3,11 +3,12 @@
 Chooses and renders prompts; the prompts themselves, their split and the chat template belong to `train.data`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from train.data import DataOptions, Prompt, fresh_prompts, load_prompts, render_prompt
+from train.prompts.seen import leave_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 # Raw text that is continued (functions of the standard library), whatever the task of its source.
 COMPLETION = "completion"
 TASKS = ("chat", "chat_ko", COMPLETION, "summarise", "maths")
-# The options and how a message calls them. heldout: the data's held-out split. fresh: new prompts about what the
-# training prompts are about.
-SPLITS = {"heldout": "held-out", "fresh": "fresh"}
+# test, selection: the data's held-out splits. fresh: new prompts about what the training prompts are about.
+TEST = "test"
+SPLITS = (TEST, "selection", "fresh")
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class BenchGroup:
     length: str
     max_new_tokens: int
     prompts: list[list[int]]
-    split: str = "heldout"
+    split: str = TEST
 
     @property
     def name(self) -> str:
-        return f"{self.task} {self.length}{', fresh' if self.split == 'fresh' else ''}"
+        return f"{self.task} {self.length}{'' if self.split == TEST else f', {self.split}'}"
 
 
 def bench_task(prompt: Prompt) -> str:
@@ -52,7 +53,7 @@ def unseen_prompts(data: DataOptions, split: str) -> list[Prompt]:
     """The data's prompts of this split, none of which training with the same data options has seen."""
     if split == "fresh":
         return fresh_prompts(data)
-    return [prompt for prompt in load_prompts(data) if prompt.split == "heldout"]
+    return [prompt for prompt in load_prompts(data) if prompt.split == split]
 
 
 def make_groups(
@@ -62,26 +63,26 @@ def make_groups(
     prompts_per_task: int,
     max_new_tokens: Mapping[str, int],
     context_length: int,
-    split: str = "heldout",
+    split: str = TEST,
+    seen: Collection[str] = (),
 ) -> list[BenchGroup]:
     """One group for each task and each length of answers, {"short": 64, "long": 256} say; the same prompts for both.
 
     A prompt that would leave no room in the context for the longest answer is passed over. No tasks: all that the data
-    has. Raises ValueError for a task that the data lacks, or with too few prompts.
+    has. seen: fingerprints of prompts that are left out. Raises ValueError for a task that the data lacks, or with too
+    few prompts.
     """
-    found = by_task(unseen_prompts(data, split))
+    found = by_task(leave_out(unseen_prompts(data, split), seen))
     if not found:
         raise ValueError(
-            f"data.source={data.source} has no {SPLITS[split]} prompt (data.heldout_fraction={data.heldout_fraction}); "
+            f"data.source={data.source} has no {split} prompt (data.heldout_fraction={data.heldout_fraction}); "
             "raise the fraction, use more prompts, or another source"
         )
     groups = []
     for task in tasks or sorted(found):
         if task not in found:
             has = ", ".join(sorted(found))
-            raise ValueError(
-                f"tasks names {task!r}: the {SPLITS[split]} prompts of data.source={data.source} are {has}"
-            )
+            raise ValueError(f"tasks names {task!r}: the {split} prompts of data.source={data.source} are {has}")
         room = context_length - max(max_new_tokens.values())
         rendered: list[list[int]] = []
         for prompt in found[task]:
@@ -92,7 +93,7 @@ def make_groups(
                 break
         else:
             raise ValueError(
-                f"prompts_per_task={prompts_per_task}: task {task!r} has {len(found[task])} {SPLITS[split]} prompts, "
+                f"prompts_per_task={prompts_per_task}: task {task!r} has {len(found[task])} {split} prompts, "
                 f"of which {len(rendered)} have at most {room} tokens; ask for fewer, or leave out the task "
                 "(tasks=[...])"
             )

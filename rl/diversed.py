@@ -1,8 +1,8 @@
 """`python -m rl.diversed +model=NAME drafter=model|heads reward=NAME lam=0.1`: train the dynamic ensemble verifier.
 
-Samples under the present head, rewards, updates, and keeps the head that does best on held-out prompts. The same
-command goes on where a stopped run was. Several processes (`torchrun -m`) share the completions out, and end as one
-process with as many completions an optimizer step would.
+Samples under the present head, rewards, updates, and keeps the head that does best on the prompts for selection. The
+same command goes on where a stopped run was. Several processes (`torchrun -m`) share the completions out, and end as
+one process with as many completions an optimizer step would.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, 
 from rl.measuring import Pair
 from rl.options import RLOptions, rloo_config
 from rl.policy import PolicyOptions
-from rl.prompts import load_datasets, load_testbed_datasets
+from rl.prompts import load_datasets, load_testbed_datasets, prompts_record
 from rl.resume import STATE_NAME, flat, require_same_batch, require_same_run
 from rl.rewards.loading import RewardOptions, load_reward
 from rl.rollout import require_temperature_alone
@@ -57,7 +57,7 @@ from train.wandb_run import log_artifact
 
 DRAFTERS = ("model", "heads")
 DEFAULT_DRAFT_TOKENS = 4
-# What a sweeper may be given, of held-out prompts.
+# What a sweeper may be given, of the selection prompts.
 METRICS = ("objective", "reward", "acceptance")
 TESTBED = "testbed"
 
@@ -106,7 +106,7 @@ class DiversedConfig:
 
 
 def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
-    """Run it all; returns what `metric` names of the best head, for sweeps, or 0 without held-out prompts."""
+    """Run it all; returns what `metric` names of the best head, for sweeps, or 0 without selection prompts."""
     policy = check_options(config)
     reward, reward_name = load_reward(config.reward.spec, config.reward.options)
     folder = Path(config.output_dir)
@@ -136,7 +136,7 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
         reward,
         reward_name,
         config.trainer.rollout_batch_size,
-        provenance(config),
+        provenance(config) | {"prompts": prompts_record(train, heldout)},
         args=rloo_config(config.trainer, folder, pair.target.device.type, heldout is not None, config.logger),
         train_dataset=train,
         eval_dataset=heldout,
@@ -207,7 +207,7 @@ def check_metric(names: Sequence[str], num_prompts: int) -> None:
     if not names or any(name not in METRICS for name in names):
         raise ValueError(f"metric={list(names)}: must name one or more of {', '.join(METRICS)}")
     if names != ["objective"] and not num_prompts:
-        raise ValueError(f"metric={list(names)} is measured on held-out prompts; set heldout_prompts above 0")
+        raise ValueError(f"metric={list(names)} is measured on selection prompts; set heldout_prompts above 0")
 
 
 def heads_folder(config: DiversedConfig) -> Path:
@@ -266,7 +266,7 @@ def finish(trainer: DiversedTrainer, folder: Path) -> dict[str, float]:
     if measured:
         lossless = trainer.run_state.lossless_heldout
         print(
-            f"held-out prompts: reward {measured['eval_reward']:.3f} (lossless {lossless['reward']:.3f}), acceptance "
+            f"selection prompts: reward {measured['eval_reward']:.3f} (lossless {lossless['reward']:.3f}), acceptance "
             f"{measured['eval_acceptance']:.3f} (lossless {lossless['acceptance']:.3f})"
         )
     if cost := update_cost(trainer.state.log_history, trainer.args.steps_per_generation):

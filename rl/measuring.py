@@ -1,6 +1,6 @@
 """Sampling and measuring on trl's RLOO trainer: completions of a head by our decoder, and what they are worth.
 
-Owns who samples what, and the judgement of a head by held-out prompts. Knows of no update. Several processes share
+Owns who samples what, and the judgement of a head by selection prompts. Knows of no update. Several processes share
 completions out, and each gets to know what all have sampled.
 """
 
@@ -193,7 +193,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
         self._pending_metrics.clear()
 
     def measure_lossless(self) -> None:
-        """What lossless decoding gets: reward on training prompts, for the floor; and on the held-out ones."""
+        """What lossless decoding gets: reward on training prompts, for the floor; and on the selection's."""
         run, lossless = self.run_state, FixedWeight(1.0)
         size = min(run.floor.options.prompts, len(self.train_dataset))
         some = self.train_dataset.shuffle(seed=self.args.seed).select(range(size))
@@ -204,7 +204,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
         self._metrics["eval"].clear()
 
     def objective(self, measured: Measured) -> float:
-        """What held-out prompts judge a head by: gain over lossless decoding in R + lam A.
+        """What selection prompts judge a head by: gain over lossless decoding in R + lam A.
 
         Under a reward floor, acceptance counts only where the floor holds.
         """
@@ -217,7 +217,7 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Sampled completions of the held-out prompts."""
+        """Sampled completions of the selection prompts."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         measured = self.measure(dataset, self.head, self.num_generations_eval, HELDOUT_STREAM)
         values = {

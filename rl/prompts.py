@@ -10,6 +10,7 @@ from datasets import Dataset
 from rl.rewards.loading import TRL_ARGUMENTS
 from train.data import DataOptions, load_prompts
 from train.prompts.record import Prompt
+from train.prompts.seen import seen_record
 from train.testbed import testbed_prompts
 
 TESTBED_PROMPTS = 2048  # of 8000; a run sees a part of them
@@ -17,13 +18,13 @@ RESERVED = (*TRL_ARGUMENTS, "completion", "image", "images")
 
 
 def load_datasets(data: DataOptions, max_heldout: int) -> tuple[Dataset, Dataset | None]:
-    """Training and held-out prompts (None with max_heldout = 0) of a source. ValueError where there are none."""
+    """Training and selection prompts (None with max_heldout = 0) of a source. ValueError where there are none."""
     prompts = load_prompts(data)
     train = [to_row(prompt) for prompt in prompts if prompt.split == "train"]
-    heldout = [to_row(prompt) for prompt in prompts if prompt.split == "heldout"][:max_heldout]
+    heldout = [to_row(prompt) for prompt in prompts if prompt.split == "selection"][:max_heldout]
     if not train or (max_heldout and not heldout):
         raise ValueError(
-            f"data.source={data.source} gives {len(train)} training and {len(heldout)} held-out prompts, and both are "
+            f"data.source={data.source} gives {len(train)} training and {len(heldout)} selection prompts, and both are "
             "needed; use more prompts (data.max_prompts), another data.heldout_fraction, or heldout_prompts=0 to go "
             "without a best checkpoint"
         )
@@ -33,8 +34,14 @@ def load_datasets(data: DataOptions, max_heldout: int) -> tuple[Dataset, Dataset
 def load_testbed_datasets(data: DataOptions, max_heldout: int) -> tuple[Dataset, Dataset | None]:
     """The testbed's own prompts; of `data` only max_prompts and the seed count."""
     train = testbed_prompts(data.max_prompts or TESTBED_PROMPTS, data.seed, "train")
-    heldout = testbed_prompts(max_heldout, data.seed, "eval")
+    heldout = testbed_prompts(max_heldout, data.seed, "selection")
     return to_dataset(train), to_dataset(heldout) if max_heldout else None
+
+
+def prompts_record(train: Dataset, selection: Dataset | None) -> dict[str, Any]:
+    """Which prompts a head is trained on and chosen by, for its checkpoint."""
+    chosen_by = [] if selection is None else selection["prompt"]
+    return seen_record([*(("train", one) for one in train["prompt"]), *(("selection", one) for one in chosen_by)])
 
 
 def to_row(prompt: Prompt) -> dict[str, Any]:

@@ -33,7 +33,7 @@ step "3/5 draft heads are trained on it" "$PYTHON" -m train.mtp "${tuned[@]}" ex
 verifier lam-0.3 lam=0.3
 verifier lam-1 lam=1
 verifier floor lam=3 floor.max_drop=0.025
-step "5/5 all rules on held-out prompts" "$PYTHON" -m eval.pareto "${tuned[@]}" data=stories drafter=heads reward=stories \
+step "5/5 all rules on test prompts" "$PYTHON" -m eval.pareto "${tuned[@]}" data=stories drafter=heads reward=stories \
     max_new_tokens=72 batch_size=32 prompts_per_turn=8 "rules.static.target_weight=[0.8,0.5,0.2,0.0]" \
     "rules.lenience.lenience=[0.3]" "rules.typical.delta=[0.3]" "rules.cascade.alpha=[0.2]" \
     "rules.budget.distance_budget=[3.0]" "checkpoints=[$checkpoints]"

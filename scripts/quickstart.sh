@@ -13,7 +13,7 @@ keep_buffers
 trap 'printf "\nStopped. The same command goes on from here.\n" >&2; exit 130' INT
 
 run=(+model=smollm2 work_dir=outputs/quickstart)
-bench=(data=instructions "data.languages=[en]" "tasks=[maths]" "splits=[fresh,heldout]" prompts_per_task=6 short_tokens=0 long_tokens=128
+bench=(data=instructions "data.languages=[en]" "tasks=[maths]" "splits=[fresh,test]" prompts_per_task=6 short_tokens=0 long_tokens=128
     rounds=2 prompt_lookup_tokens=0 "num_draft_tokens=[3,5]")
 
 require_free_gb 2 "the pipeline (model, hidden states, checkpoint)"

@@ -21,7 +21,7 @@ from models.files import atomic_write
 from models.target import Target
 from train.completion_server import ServedModel, check_url
 from train.data import DataOptions, dedupe, render_prompt
-from train.prompts.record import Prompt
+from train.prompts.record import Prompt, old_split
 from train.ranks import is_main, is_mine, main_first, wait_for_all
 from train.served_answers import ask_all, greet
 from train.shards import ShardFolder, read_manifest
@@ -258,7 +258,9 @@ def read_answers(folder: Path) -> list[Answer]:
 
 
 def _manifest(target: Target, rendered: Sequence[tuple[Prompt, list[int]]], options: AnswerOptions) -> dict[str, Any]:
-    prompts = hashlib.sha256(repr([(prompt.split, ids) for prompt, ids in rendered]).encode()).hexdigest()[:16]
+    # By the old names of the splits: what was answered when there were two is the same text.
+    asked = [(old_split(prompt.split), ids) for prompt, ids in rendered]
+    prompts = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
     # A server mixes our requests with others as it likes: how many are in flight at once decides nothing.
     left_out = (*WAYS_OF_ASKING, "batch_size") if options.engine == SERVER else WAYS_OF_ASKING
     return {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from train.masks import mask_answers, render_ids
 from train.prompts import hub, instructions, jsonl, stdlib, stories
 from train.prompts.record import Message, Prompt, mix_by_task
+from train.prompts.seen import one_split_each
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,10 +30,10 @@ class DataOptions:
     source: where prompts come from, by the names of the group's files. dataset: name on the hub; for the known sets it
     and the columns override what is known. dataset_config: which of its configurations. dataset_split: which of its
     splits. prompt_column: the column of prompts. answer_column: the column of answers; without one there are none.
-    max_prompts: so many of the shuffled prompts, both splits together; 0 for all. seed: of generated prompts and of the
-    order. heldout_fraction: share of the prompts that is never trained on. tasks: prompts of these tasks alone; empty
-    for all. languages: en, ko or both, of generated prompts. sources: what `mixed` puts together, in proportion to
-    their sizes.
+    max_prompts: so many of the shuffled prompts, all splits together; 0 for all. seed: of generated prompts and of the
+    order. heldout_fraction: share of the prompts that is never trained on: half of it is for selection, half for the
+    test. tasks: prompts of these tasks alone; empty for all. languages: en, ko or both, of generated prompts. sources:
+    what `mixed` puts together, in proportion to their sizes.
     """
 
     source: str = "instructions"
@@ -70,15 +71,16 @@ class Example:
 
 
 def load_prompts(options: DataOptions) -> list[Prompt]:
-    """The source's prompts of both splits, deduplicated and shuffled by the seed, so that any prefix is a fair sample.
+    """The source's prompts of all splits, deduplicated and shuffled by the seed, so that any prefix is a fair sample.
 
-    `max_prompts` keeps such a prefix: the split of a prompt depends on its content and never on seed or limit. Errors:
+    `max_prompts` keeps such a prefix: the split of a prompt depends on its content and never on seed or limit, and no
+    content is in two splits. Errors:
     ValueError for an option out of range, an unreadable file, an unreachable hub, or when no prompt is left.
     """
     _check(options)
     entries = options.sources if options.source == "mixed" else [options.source]
     loaded = [prompt for entry in entries for prompt in _load_source(entry, options)]
-    prompts = mix_by_task(_distinct(loaded), options.seed)
+    prompts = mix_by_task(_distinct(one_split_each(loaded)), options.seed)
     if options.tasks:
         prompts = [prompt for prompt in prompts if prompt.task in options.tasks]
     if not prompts:
@@ -122,6 +124,7 @@ def _hub_set(source: str, path: str, options: DataOptions) -> hub.HubSet:
         dataset=options.dataset or known.dataset,
         config=options.dataset_config or known.config,
         split=options.dataset_split or known.split,
+        others=() if options.dataset_split else known.others,
         prompt_column=options.prompt_column or known.prompt_column,
         answer_column=options.answer_column or known.answer_column,
     )
@@ -167,13 +170,13 @@ def _check_streaming(options: DataOptions) -> None:
 def fresh_prompts(options: DataOptions) -> list[Prompt]:
     """Generated prompts that no training run with these options has seen, about what its training prompts are about.
 
-    The held-out split asks more: its topics, names and sums occur in no training prompt. Errors: ValueError for another
+    Held-out prompts ask more: their topics, names and sums occur in no training prompt. Errors: ValueError for another
     source, whose held-out prompts are already of this kind.
     """
     if options.source != "instructions":
         raise ValueError(
             f"data.source={options.source} has no fresh prompts: only generated ones (data=instructions) can be made "
-            "anew; its held-out split holds new prompts of the same kind"
+            "anew; its test split holds new prompts of the same kind"
         )
     everything = replace(options, max_prompts=0)
     known = {prompt.content() for prompt in load_prompts(everything)}

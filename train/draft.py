@@ -84,15 +84,15 @@ def train_draft(config: DraftConfig) -> float:
     # Options that do not fit show here, and not after hours of answering prompts.
     draft = start_draft(target, config.model, config.cut)
     arguments = training_arguments(config.trainer, folder, target.device.type, config.logger)
-    train, heldout, digest = load_texts(
+    train, selection, digest, prompts = load_texts(
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )
-    heldout = heldout[: config.distil.max_heldout or None]
+    selection = selection[: config.distil.max_heldout or None]
     models = {"target_fingerprint": fingerprint, "started_from": draft.fingerprint()}
     made_from = {"holds": "draft model", **models, "text_fingerprint": digest}
     require_same_run(folder, made_from, cut=config.cut, lora=config.lora, distil=config.distil, trainer=config.trainer)
-    train_rows, heldout_rows = split_rows(target, train, heldout, config.cache, Path(config.paths.hidden), digest)
-    heldout_task = HeldOut(target, heldout_rows, config.answers.sampling(), config.distil.num_draft_tokens)
+    train_rows, selection_rows = split_rows(target, train, selection, config.cache, Path(config.paths.hidden), digest)
+    heldout_task = HeldOut(target, selection_rows, config.answers.sampling(), config.distil.num_draft_tokens)
     measured = {"before": _tell("before", heldout_task.measure(draft))}
     if config.cut.layers and config.cut.fit_tokens:
         fit_start(draft, target, first_texts(train, config.cut.fit_tokens))
@@ -114,7 +114,8 @@ def train_draft(config: DraftConfig) -> float:
     exported = load_target(_exported_options(target, folder))
     measured["after"] = _tell("after", heldout_task.measure(exported))
     acceptance = {stage: asdict(found) for stage, found in measured.items()} | {"on": "held-out answers, simulated"}
-    write_record(folder, provenance(config, digest, len(train), trainer) | {"acceptance": acceptance})
+    record = provenance(config, digest, len(train), trainer) | {"prompts": prompts, "acceptance": acceptance}
+    write_record(folder, record)
     require_unchanged(target, fingerprint)
     print(f"the draft is in {folder}: use it with model.draft={folder} drafter=model")
     return measured["after"].mean_block_length

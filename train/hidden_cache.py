@@ -158,18 +158,20 @@ def _batches_by_length(examples: Sequence[Example], batch_tokens: int) -> Iterat
 def split_rows(
     target: Target,
     train: Sequence[Example],
-    heldout: Sequence[Example],
+    selection: Sequence[Example],
     options: CacheOptions,
     folder: Path,
     text_digest: str,
     with_normaliser: bool = False,
     reads: Sequence[int] = (),
 ) -> tuple[CachedRows | OnlineRows, CachedRows | OnlineRows]:
-    """Training and held-out rows, from one cache each, or without any where the options say so; as `build_cache`."""
+    """Training and selection rows, from one cache each, or without any where the options say so; as `build_cache`."""
     if not options.enabled:
-        return OnlineRows(train), OnlineRows(heldout)
+        return OnlineRows(train), OnlineRows(selection)
     train_rows = build_cache(target, train, options, folder / "train", text_digest, with_normaliser, reads)
-    return train_rows, build_cache(target, heldout, options, folder / "heldout", text_digest, with_normaliser, reads)
+    return train_rows, build_cache(
+        target, selection, options, folder / "selection", text_digest, with_normaliser, reads
+    )
 
 
 class CachedRows(Dataset[Row]):

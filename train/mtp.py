@@ -87,7 +87,7 @@ def train_heads(config: MTPConfig) -> float:
     # Options that do not fit show here, and not after hours of answering prompts.
     build_head(target, replace(config.heads, own_output_head=False))
     arguments = training_arguments(config.trainer, folder, target.device.type, config.logger, config.deepspeed)
-    train, heldout, digest = load_texts(
+    train, selection, digest, prompts = load_texts(
         target, config.data, config.answers, Path(config.paths.answers), config.trainer.max_length
     )
     made_from = {"holds": "heads", "target_fingerprint": fingerprint, "text_fingerprint": digest}
@@ -98,8 +98,8 @@ def train_heads(config: MTPConfig) -> float:
     last = last_whole(folder, (MARK,))
     if last is None:
         head.fit_start(first_texts(train, config.trainer.start_tokens))
-    train_rows, heldout_rows = split_rows(
-        target, train, heldout, config.cache, Path(config.paths.hidden), digest, draft_vocab is not None, head.reads
+    train_rows, selection_rows = split_rows(
+        target, train, selection, config.cache, Path(config.paths.hidden), digest, draft_vocab is not None, head.reads
     )
     interrupt = StopOnInterrupt()
     trainer = HeadTrainer(
@@ -108,7 +108,7 @@ def train_heads(config: MTPConfig) -> float:
         config.answers.sampling(),
         args=arguments,
         train_dataset=train_rows,
-        eval_dataset=heldout_rows,
+        eval_dataset=selection_rows,
         callbacks=[
             GuardGradients(),
             interrupt,
@@ -123,16 +123,17 @@ def train_heads(config: MTPConfig) -> float:
         interrupt.restore()
     if interrupt.interrupted:
         exit_interrupted(trainer.state.global_step)
-    simulated = trainer.simulate(heldout_rows)
+    simulated = trainer.simulate(selection_rows)
     acceptance = {
         "mean_block_length": simulated.mean_block_length,
         "acceptance_at": simulated.acceptance_at,
-        "accuracy_by_rank": trainer.accuracy_by_rank(heldout_rows),
+        "accuracy_by_rank": trainer.accuracy_by_rank(selection_rows),
         "on": "held-out answers, simulated",
     }
     head = trainer.finished()
     if is_main():
-        save_heads(folder, head, provenance(config, digest, len(train), trainer), acceptance)
+        record = provenance(config, digest, len(train), trainer) | {"prompts": prompts}
+        save_heads(folder, head, record, acceptance)
     if config.log_checkpoint:
         log_artifact("heads", f"heads-{folder.name}", [folder / CONFIG_NAME, folder / WEIGHTS_NAME])
     require_unchanged(target, fingerprint)

@@ -102,13 +102,14 @@ def tune(config: SFTRunConfig) -> float:
     # Updates of bfloat16 weights are mostly lost in rounding: float32 weights, bfloat16 products where there are any.
     target = load_target(replace(config.model, dtype="float32"))
     kwargs = config.data.chat_template_kwargs
-    examples = trim([render_example(target.tokenizer, one, kwargs) for one in prompts], config.trainer.max_length)
+    used = [one for one in prompts if one.split != "test"]
+    examples = trim([render_example(target.tokenizer, one, kwargs) for one in used], config.trainer.max_length)
     train = [one for one in examples if one.split == "train"]
-    heldout = [one for one in examples if one.split == "heldout"][: config.heldout_examples]
+    heldout = [one for one in examples if one.split == "selection"][: config.heldout_examples]
     if not train or not heldout:
         raise ValueError(
-            f"data.source={config.data.source} gives {len(train)} training and {len(heldout)} held-out examples within "
-            "trainer.max_length, and both are needed; use more prompts, or another data.heldout_fraction"
+            f"data.source={config.data.source} gives {len(train)} training and {len(heldout)} selection examples "
+            "within trainer.max_length, and both are needed; use more prompts, or another data.heldout_fraction"
         )
     folder = Path(config.output_dir)
     training = folder.with_name(f"{folder.name}-training")

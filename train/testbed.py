@@ -156,7 +156,7 @@ def train_model(school: SchoolOptions, seed: int, folder: Path) -> None:
         trainer.remove_callback(PrinterCallback)
         with bar:
             seconds = trainer.train().metrics["train_runtime"]
-    right = digit_probability(model, Texts(TARGET_DIALECT, NUM_CHECKED, seed, "eval"))
+    right = digit_probability(model, Texts(TARGET_DIALECT, NUM_CHECKED, seed, "selection"))
     print(f"testbed: {folder.name} trained in {seconds:.0f} s; probability of the right digit {right:.3f}", flush=True)
     model.save_pretrained(folder)
     language.make_tokenizer().save_pretrained(folder)

@@ -34,10 +34,10 @@ TOKENS = (PAD, START, END, COLON, *DIGITS, *KEYS, *NAMES, *WORDS)
 IDS = {token: i for i, token in enumerate(TOKENS)}
 NAME_IDS = frozenset(IDS[name] for name in NAMES)
 
-SPLITS = ("train", "eval")
-# Prompts whose digits add up to a multiple of this are for evaluation, all others for training: in both, each digit is
-# as likely as any other.
-EVAL_EVERY = 5
+SPLITS = ("train", "selection", "test")
+# Prompts whose digits add up to a multiple of this are held out, an odd multiple for selection and an even one for the
+# test; all others are for training. In each split, each digit is as likely as any other.
+HELDOUT_EVERY = 5
 # Words before a name: at least, and at most.
 MIN_WORDS, MAX_WORDS = 3, 6
 # Longest row: the prompt, every part at its longest, and the end.
@@ -89,7 +89,9 @@ def draw_answers(count: int, seed: int, split: str) -> list[str]:
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is unknown; choose one of {', '.join(SPLITS)}")
     digits = np.indices((len(DIGITS),) * len(NAMES)).reshape(len(NAMES), -1).T
-    pool = digits[(digits.sum(axis=1) % EVAL_EVERY == 0) == (split == "eval")]
+    multiple, rest = np.divmod(digits.sum(axis=1), HELDOUT_EVERY)
+    heldout = np.where(multiple % 2 == 1, SPLITS.index("selection"), SPLITS.index("test"))
+    pool = digits[np.where(rest == 0, heldout, SPLITS.index("train")) == SPLITS.index(split)]
     rng = np.random.default_rng(seed)
     rounds = [rng.permutation(pool) for _ in range(-(-count // len(pool)))]
     drawn = np.concatenate([pool[:0], *rounds])[:count]
@@ -110,7 +112,7 @@ def prompt_text(answer: str) -> str:
 def testbed_prompts(count: int, seed: int, split: str) -> list[dict[str, Any]]:
     """Rows with `prompt`, its text (the tokenizer gives back its ids), and `answer`, its digits in the names' order.
 
-    The prompts of the two splits are disjoint for any seeds.
+    The prompts of the splits are disjoint for any seeds.
     """
     return [{"prompt": prompt_text(answer), "answer": answer} for answer in draw_answers(count, seed, split)]
 

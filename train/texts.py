@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from models.target import Target
 from train.answers import AnswerOptions, answer_prompts, read_answers
 from train.data import DataOptions, Example, load_prompts, render_example
 from train.examples import examples_digest, from_answers, trim
+from train.prompts.record import Prompt
+from train.prompts.seen import seen_record
 
 
-def load_texts(
-    target: Target, data: DataOptions, answers: AnswerOptions, folder: Path, max_length: int
-) -> tuple[list[Example], list[Example], str]:
-    """Training and held-out examples, and the digest of all; answers that are not in `folder` are made first.
+class Texts(NamedTuple):
+    """Training and selection examples, the digest of both, and the record of their prompts for a checkpoint."""
 
-    ValueError where a split is empty.
+    train: list[Example]
+    selection: list[Example]
+    digest: str
+    prompts: dict[str, Any]
+
+
+def load_texts(target: Target, data: DataOptions, answers: AnswerOptions, folder: Path, max_length: int) -> Texts:
+    """What is trained on and what chooses among checkpoints; answers that are not in `folder` are made first.
+
+    The test's prompts are answered like the others, for those who read the folder, and left out here. ValueError where
+    a split is empty.
     """
     prompts = load_prompts(data)
     if answers.engine == "data":
         answered = [render_example(target.tokenizer, prompt, data.chat_template_kwargs) for prompt in prompts]
     else:
         answer_prompts(target, prompts, data, answers, folder)
-        answered = from_answers(read_answers(folder))
-    examples = trim(answered, max_length)
+        answered = in_their_split(from_answers(read_answers(folder)), prompts)
+    examples = [example for example in trim(answered, max_length) if example.split != "test"]
     train = [example for example in examples if example.split == "train"]
-    heldout = [example for example in examples if example.split == "heldout"]
-    if not train or not heldout:
+    selection = [example for example in examples if example.split == "selection"]
+    if not train or not selection:
         raise ValueError(
-            f"data.source={data.source} gives {len(train)} training and {len(heldout)} held-out examples with "
+            f"data.source={data.source} gives {len(train)} training and {len(selection)} selection examples with "
             "an answer to draft, and both are needed; use more prompts (data.max_prompts), or another "
             "data.heldout_fraction"
         )
-    return train, heldout, examples_digest(examples)
+    seen = seen_record((prompt.split, prompt.text or prompt.messages) for prompt in prompts)
+    return Texts(train, selection, examples_digest(examples), seen)
+
+
+def in_their_split(examples: Sequence[Example], prompts: Sequence[Prompt]) -> list[Example]:
+    """Examples in the split of the prompt with their id: files of when there were two splits say `heldout`."""
+    splits = {prompt.id: prompt.split for prompt in prompts}
+    return [replace(example, split=splits[example.id]) for example in examples]

@@ -22,6 +22,7 @@ from models.tiny import make_tiny_target
 from tests.drafters import WITHOUT_CHECKPOINT
 from train.config import checked
 from train.presets import CONF
+from train.prompts.seen import seen_record
 
 ROOT = CONF.parent
 
@@ -45,7 +46,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [
         {"prompt": f"Say {n} of {task} {split}", "task": task, "split": split}
         for task in ("chat", "maths")
-        for split in ("train", "heldout")
+        for split in ("train", "test")
         for n in range(8)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -258,7 +259,7 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
         (["verifier=static", "temperature=1"], "verifier=static has no drafts to judge; add drafter="),
         (["verifier=static", "verifier.lenience=0.5"], "verifier.lenience=0.5 is no parameter of static"),
         (["verifier=static", "verifier.target_weight=2"], "target_weight=2"),
-        (["splits=[train]"], "splits=['train'] must name each of heldout, fresh at most once"),
+        (["splits=[train]"], "splits=['train'] must name each of test, selection, fresh at most once"),
         (["splits=[]"], "and one of them"),
         (["batch_size=0"], "batch_size=0 must be at least 1"),
         (["short_tokens=0", "long_tokens=0"], "leave nothing to measure"),
@@ -293,6 +294,17 @@ def test_prompts_seen_in_training_are_refused(checkpoint: Path) -> None:
     words = ["+model=tiny", "drafter=heads", f"checkpoint={checkpoint}", "data.heldout_fraction=0.3"]
     with pytest.raises(ValueError, match=r"use at most data.heldout_fraction=0\.1"):
         run_bench(configure(*words))
+
+
+def test_prompts_that_the_heads_have_seen_are_left_out(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = seen_record([("selection", f"Say {n} of chat test") for n in range(6)])
+    save_heads(tmp_path / "heads", build_head(make_tiny_target(), HeadOptions("mtp", 3)), {"prompts": seen})
+    words = [*small(prompts, tmp_path / "out"), "drafter=heads", f"checkpoint={tmp_path / 'heads'}"]
+    with pytest.raises(ValueError, match=r"prompts_per_task=3: task 'chat' has 2 test prompts"):
+        run_bench(configure(*words, "prompts_per_task=3"))
+    assert "left out 6 of 16 prompts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("value", "counts"), [(0, []), (3, [3]), ([1, 3], [1, 3]), ([], [])])

@@ -24,6 +24,7 @@ from models.heads import HeadOptions, build_head
 from models.tiny import make_tiny_target
 from train.config import checked
 from train.presets import CONF
+from train.prompts.seen import seen_record
 
 ROOT = CONF.parent
 REWARD = """
@@ -68,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = {"config": {"lam": 0.5, "data": {"source": "gsm8k", "path": ""}, "model": {"source": "auto"}}}
     save_ensemble(folder / "for_heads", make_ensemble(), target, heads_record(folder / "heads"), trained)
     save_ensemble(folder / "for_model", make_ensemble(), target, model_record(draft), trained)
-    rows = [{"prompt": f"<script>{n}", "answer": str(n), "split": "heldout"} for n in range(8)]
+    rows = [{"prompt": f"<script>{n}", "answer": str(n), "split": "test"} for n in range(8)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "reward_of_pareto.py").write_text(REWARD)
     return folder
@@ -264,7 +265,7 @@ MISTAKES = [
     (["drafter=ngram", "drafter.max_match=null"], "drafter.max_match is missing: ngram needs min_match, max_match"),
     (["drafter=model", "checkpoint=x"], "checkpoint='x' is for drafter=heads"),
     (["temperature=0"], "temperature=0.0: greedy decoding leaves nothing to relax"),
-    (["split=test"], "split='test' is unknown; choose heldout or train"),
+    (["split=heldout"], "split='heldout' is unknown; choose test, selection or train"),
     (["num_prompts=0"], "num_prompts=0 must be at least 1"),
     (["samples=0"], "samples=0 must be at least 1"),
     (["max_new_tokens=1"], "max_new_tokens=1 must be at least 2"),
@@ -312,7 +313,7 @@ def test_mistakes_that_need_the_models(folder: Path, tmp_path: Path) -> None:
         ([f"checkpoints=[{folder / 'for_heads'}]"], "was trained for drafter 'heads', not for 'tiny'"),
         (["drafter=ngram"], "was trained for drafter 'tiny', not for 'ngram'"),
         (["shown_points=[nobody]"], "shown_points names 'nobody'; choose among plain; lossless, token"),
-        (["num_prompts=9"], "num_prompts=9: data.source=jsonl has 8 heldout prompts"),
+        (["num_prompts=9"], "num_prompts=9: data.source=jsonl has 8 test prompts"),
         (["max_new_tokens=600"], "max_new_tokens=600 leaves no room for a prompt"),
         (["data.heldout_fraction=0.2", "checkpoint=", "rules.static.target_weight=[0.5,0.5]"], "two points are called"),
     ):
@@ -328,6 +329,27 @@ def test_prompts_seen_in_training_are_refused(folder: Path, tmp_path: Path) -> N
     words = [*small(folder, tmp_path / "out"), "drafter=heads", f"checkpoint={tmp_path / 'heads'}"]
     with pytest.raises(ValueError, match=r"use at most data\.heldout_fraction=0\.1"):
         run_pareto(configure(*words, "data.heldout_fraction=0.5"))
+
+
+def test_prompts_that_a_checkpoint_has_seen_are_left_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By content, whatever the file calls them: of those that chose the head, the test has none."""
+    target = make_tiny_target()
+    seen = seen_record([("train", "<SCRIPT>0"), ("selection", " <script>1"), ("selection", "<script>2")])
+    record = heads_record(folder / "heads")
+    save_ensemble(tmp_path / "head", make_ensemble(), target, record, {"config": {"lam": 0.5}, "prompts": seen})
+    words = [*small(folder, tmp_path / "out"), "drafter=heads", f"checkpoint={folder / 'heads'}"]
+    words += [f"checkpoints=[{tmp_path / 'head'}]", "plot=false", "shown_prompts=0", "samples=1"]
+    run_pareto(configure(*words, "num_prompts=5"))
+    printed = capsys.readouterr().out
+    assert "left out 3 of 8 prompts" in printed
+    assert f"{folder / 'heads'} does not say which prompts chose it" in printed
+    written = json.loads((tmp_path / "out" / "pareto.json").read_text())
+    assert (written["split"], written["num_prompts"]) == ("test", 5)
+    assert "5 test prompts of prompts" in (tmp_path / "out" / "pareto.md").read_text()
+    with pytest.raises(ValueError, match=r"num_prompts=6: .*has 5 test prompts"):
+        run_pareto(configure(*words, "num_prompts=6"))
 
 
 @pytest.mark.parametrize("word", ["nope=1", "samples=many", "drafter=oracle", "reward=nope", "data.nope=1"])

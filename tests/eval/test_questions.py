@@ -16,9 +16,9 @@ def data(tmp_path: Path) -> DataOptions:
     rows = [
         {"prompt": f"Add {n} and 1", "answer": str(n + 1), "tests": [f"f({n})"], "split": split, "task": "maths"}
         for n in range(6)
-        for split in (["train", "heldout"][n % 2],)
+        for split in (["train", "test"][n % 2],)
     ]
-    rows.append({"messages": [{"role": "user", "content": "x" * 300}], "split": "heldout"})
+    rows.append({"messages": [{"role": "user", "content": "x" * 300}], "split": "test"})
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return DataOptions("jsonl", str(path))
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> DataOptions:
 
 def test_columns_and_split(data: DataOptions) -> None:
     tokenizer = make_tiny_tokenizer()
-    questions = load_questions(tokenizer, data, "heldout", 3, longest=100)
+    questions = load_questions(tokenizer, data, "test", 3, longest=100)
     by_answer = {question.columns["answer"]: question for question in questions}
     assert set(by_answer) == {"2", "4", "6"}
     two = by_answer["2"]
@@ -37,21 +37,21 @@ def test_columns_and_split(data: DataOptions) -> None:
 
 
 def test_too_few(data: DataOptions) -> None:
-    with pytest.raises(ValueError, match="has 4 heldout prompts, of which 3 have at most 100 tokens"):
-        load_questions(make_tiny_tokenizer(), data, "heldout", 4, 100)
+    with pytest.raises(ValueError, match="has 4 test prompts, of which 3 have at most 100 tokens"):
+        load_questions(make_tiny_tokenizer(), data, "test", 4, 100)
 
 
 def test_testbed() -> None:
     tokenizer = language.make_tokenizer()
-    questions = load_testbed_questions(tokenizer, 3, "heldout", 4)
-    rows = language.testbed_prompts(4, 3, "eval")
+    questions = load_testbed_questions(tokenizer, 3, "test", 4)
+    rows = language.testbed_prompts(4, 3, "test")
     assert [question.prompt for question in questions] == [row["prompt"] for row in rows]
     assert [question.columns for question in questions] == [{"answer": row["answer"]} for row in rows]
     assert tokenizer.decode(questions[0].ids) == rows[0]["prompt"]
 
 
 def test_turns(data: DataOptions) -> None:
-    questions = load_questions(make_tiny_tokenizer(), data, "heldout", 3, 100)
+    questions = load_questions(make_tiny_tokenizer(), data, "test", 3, 100)
     assert turns_of(questions, 2) == [questions[:2], questions[2:]]
 
 

@@ -22,7 +22,7 @@ def data(tmp_path: Path) -> DataOptions:
     rows = [
         {"prompt": f"{task} {split} number {n} {'x' * (100 * n)}", "task": task, "split": split}
         for task in ("chat", "maths")
-        for split in ("train", "heldout")
+        for split in ("train", "test")
         for n in range(6)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -35,14 +35,14 @@ def test_heldout_prompts_in_groups(data: DataOptions) -> None:
     assert [group.max_new_tokens for group in groups] == [4, 32, 4, 32]
     for group in groups:
         assert len(group.prompts) == 3
-        assert all(f"{group.task} heldout" in TOKENIZER.decode(ids) for ids in group.prompts)
+        assert all(f"{group.task} test" in TOKENIZER.decode(ids) for ids in group.prompts)
     assert groups[0].prompts == groups[1].prompts
 
 
 def test_every_prompt_leaves_room_for_the_longest_answer(data: DataOptions) -> None:
     for group in make_groups(TOKENIZER, data, [], 2, LENGTHS, context_length=280):
         assert max(map(len, group.prompts)) + 32 <= 280
-    with pytest.raises(ValueError, match=r"prompts_per_task=5: task 'chat' has 6 held-out prompts, of which 3 have"):
+    with pytest.raises(ValueError, match=r"prompts_per_task=5: task 'chat' has 6 test prompts, of which 3 have"):
         make_groups(TOKENIZER, data, [], 5, LENGTHS, context_length=280)
 
 
@@ -54,9 +54,9 @@ def test_unknown_task_names_those_there_are(data: DataOptions) -> None:
 def test_nothing_held_out_is_an_error(data: DataOptions) -> None:
     data.tasks = ["maths"]
     assert {group.task for group in make_groups(TOKENIZER, data, [], 1, LENGTHS, context_length=4096)} == {"maths"}
-    text = Path(data.path).read_text().replace('"heldout"', '"train"')
+    text = Path(data.path).read_text().replace('"test"', '"train"')
     Path(data.path).write_text(text)
-    with pytest.raises(ValueError, match=r"no held-out prompt.*data.heldout_fraction"):
+    with pytest.raises(ValueError, match=r"no test prompt.*data.heldout_fraction"):
         make_groups(TOKENIZER, data, [], 1, LENGTHS, context_length=4096)
 
 
@@ -72,7 +72,7 @@ def test_generated_instructions_and_source_code(tmp_path: Path) -> None:
     rendered = {tuple(render_prompt(TOKENIZER, prompt)): prompt for prompt in load_prompts(data)}
     for group in groups:
         prompts = [rendered[tuple(ids)] for ids in group.prompts]
-        assert all(prompt.split == "heldout" for prompt in prompts)
+        assert all(prompt.split == "test" for prompt in prompts)
         assert all((prompt.text is not None) == (group.task == COMPLETION) for prompt in prompts)
 
 
@@ -87,7 +87,7 @@ def test_fresh_prompts_are_new_and_about_training_material() -> None:
     texts = [TOKENIZER.decode(ids) for ids in groups[0].prompts]
     assert not any(heldout.search(text) for text in texts)
     # The check can fail: held-out prompts do mention them.
-    assert any(heldout.search(prompt.content()) for prompt in load_prompts(data) if prompt.split == "heldout")
+    assert any(heldout.search(prompt.content()) for prompt in load_prompts(data) if prompt.split == "test")
 
 
 def test_other_sources_have_no_fresh_prompts(data: DataOptions) -> None:

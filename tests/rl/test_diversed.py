@@ -38,6 +38,8 @@ from train import testbed
 from train.config import INTERRUPTED, checked
 from train.data import DataOptions
 from train.presets import CONF
+from train.prompts.record import content_of
+from train.prompts.seen import fingerprint, seen_in
 
 MAX_STEPS = 6
 
@@ -65,7 +67,7 @@ def make_config(folder: Path, **changes: Any) -> DiversedConfig:
     """9 training prompts, 4 a rollout, so 2 rollouts of 2 updates an epoch; evaluated and saved every 2 steps."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"prompt": f"Say {i}.", "answer": i, "note": f"n{i}", "split": "train" if i < 9 else "heldout"}
+        {"prompt": f"Say {i}.", "answer": i, "note": f"n{i}", "split": "train" if i < 9 else "selection"}
         for i in range(12)
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -142,6 +144,11 @@ def test_everything_is_made(tmp_path: Path, uninterrupted: DiversedConfig, capsy
     written = json.loads((folder / "config.json").read_text())
     assert written["provenance"]["config"]["lam"] == 0.5
     assert "rl.diversed" in written["provenance"]["command"]
+    train, selection = load_datasets(config.data, config.heldout_prompts)
+    assert selection is not None
+    for split, datasets in (("selection", [train]), ("test", [train, selection])):
+        seen = {fingerprint(content_of(prompt)) for dataset in datasets for prompt in dataset["prompt"]}
+        assert seen_in(written["provenance"], split) == seen
     log = read_log(config)
     objectives = {line["step"]: line["eval_objective"] for line in log if "eval_objective" in line}
     assert set(objectives) == {2, 4, 6}
@@ -307,7 +314,7 @@ def test_mistakes_are_told_before_a_model_loads(
 
 def test_prompts_of_both_splits_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
-    for split, counts in (("train", "1 training and 0 held-out"), ("heldout", "0 training and 1 held-out")):
+    for split, counts in (("train", "1 training and 0 selection"), ("selection", "0 training and 1 selection")):
         path.write_text(json.dumps({"prompt": "Hi", "split": split}) + "\n")
         with pytest.raises(ValueError, match=f"gives {counts} prompts"):
             load_datasets(DataOptions(source="jsonl", path=str(path)), 4)
@@ -423,7 +430,7 @@ def test_testbed_experiment_runs_as_it_is_documented(
         )
     )
     printed = capsys.readouterr().out
-    assert "held-out prompts: reward" in printed
+    assert "selection prompts: reward" in printed
     assert "an update epoch took" in printed
 
 

@@ -325,7 +325,7 @@ def words_of(folder: Path, size: int, steps: int = 1, rollout: int = 2) -> list[
     """5 prompts of 4 samples a rollout, 2 updates an epoch of it, 2 epochs; 15 completions of held-out prompts."""
     folder.mkdir(exist_ok=True)
     rows = [
-        {"prompt": f"Say {i}." * (1 + i % 3), "answer": str(i), "split": "train" if i < NUM_TRAIN else "heldout"}
+        {"prompt": f"Say {i}." * (1 + i % 3), "answer": str(i), "split": "train" if i < NUM_TRAIN else "selection"}
         for i in range(NUM_TRAIN + 5)
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -47,7 +47,7 @@ def deepspeed(num_ranks: int) -> list[str]:
 def words(folder: Path, num_ranks: int, *more: str, kind: str = "medusa", max_steps: int = 40) -> list[str]:
     """train.mtp's options in `folder`, whose prompts are made; the global batch is the same for every num_ranks."""
     rows = [
-        {"prompt": f"Say {i} and {i * i % 17}.", "split": "train" if i < NUM_TRAIN else "heldout"}
+        {"prompt": f"Say {i} and {i * i % 17}.", "split": "train" if i < NUM_TRAIN else "selection"}
         for i in range(NUM_TRAIN + NUM_HELDOUT)
     ]
     folder.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ def make_prompts(count: int = 10) -> list[Prompt]:
             id=f"p{i}",
             task="maths" if i % 2 else "chat",
             messages=({"role": "user", "content": f"{'word ' * (i % 4)}{i}?"},),
-            split="heldout" if i % 5 == 0 else "train",
+            split="selection" if i % 5 == 0 else "train",
         )
         for i in range(count)
     ]
@@ -136,7 +136,7 @@ def test_a_stale_folder_is_refused(change: str, named: str, tmp_path: Path) -> N
     elif change == "prompts":
         prompts[3] = replace(prompts[3], messages=({"role": "user", "content": "else"},))
     elif change == "split":
-        prompts[3] = replace(prompts[3], split="heldout")
+        prompts[3] = replace(prompts[3], split="selection")
     else:
         changes = {change: 0.5 if change == "temperature" else 13}
     with pytest.raises(ValueError, match=f"holds the work of another run: .*{named}"):

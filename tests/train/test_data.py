@@ -59,7 +59,7 @@ def test_rows_of_each_form(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hello"}]
     path = _write(
         tmp_path / "own.jsonl",
-        {"prompt": "One", "id": 7, "task": "maths", "answer": "1", "split": "heldout"},
+        {"prompt": "One", "id": 7, "task": "maths", "answer": "1", "split": "selection"},
         "   ",
         {"messages": turns},
         "",
@@ -69,7 +69,7 @@ def test_rows_of_each_form(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     found = {prompt.messages[-1]["content"]: prompt for prompt in _jsonl(path, default_task="rewrite")}
     assert set(found) == {"One", "Hello", "Two", "Three"}
-    assert found["One"] == Prompt("7", "maths", ({"role": "user", "content": "One"},), None, "heldout", "1")
+    assert found["One"] == Prompt("7", "maths", ({"role": "user", "content": "One"},), None, "selection", "1")
     assert found["Hello"].messages == tuple(turns)
     assert found["Hello"].task == "rewrite"
     assert len(found["Two"].messages) == 4
@@ -101,7 +101,7 @@ def test_rows_of_each_form(tmp_path: Path) -> None:
         ),
         ({"prompt": "x", "id": ["y"]}, "`id` is"),
         ({"prompt": "x", "task": True}, "`task` is True"),
-        ({"prompt": "x", "split": "test"}, "`split` is 'test'"),
+        ({"prompt": "x", "split": "eval"}, "`split` is 'eval'"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
@@ -137,9 +137,9 @@ def test_the_split_depends_on_content_alone(tmp_path: Path) -> None:
     part = _jsonl(_write(tmp_path / "b.jsonl", *rows[::-3]), heldout_fraction=0.2, seed=5, max_prompts=60)
     assert all(whole[prompt.content()] == prompt.split for prompt in part)
     # 400 draws at 0.2: 80 expected, standard deviation 8; four of them are missed by 1 set of rows in 15,000.
-    assert abs(sum(split == "heldout" for split in whole.values()) - 80) < 32
+    assert abs(sum(split != "train" for split in whole.values()) - 80) < 32
     assert {hash_split(str(i), 0.0) for i in range(50)} == {"train"}
-    assert {hash_split(str(i), 1.0) for i in range(50)} == {"heldout"}
+    assert {hash_split(str(i), 1.0) for i in range(50)} == {"selection", "test"}
 
 
 # --- known sets and the hub
@@ -148,8 +148,9 @@ def test_the_split_depends_on_content_alone(tmp_path: Path) -> None:
 def test_known_sets_from_local_files(tmp_path: Path) -> None:
     _write(tmp_path / "train.jsonl", {"question": "2 + 2?", "answer": "It is 4\n#### 4"})
     _write(tmp_path / "test.jsonl", {"question": "3 + 3?", "answer": "#### 6"})
-    (prompt,) = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path)))
+    prompt, test = sorted(load_prompts(DataOptions(source="gsm8k", path=str(tmp_path))), key=Prompt.content)
     assert (prompt.task, prompt.content(), prompt.answer) == ("maths", "2 + 2?", "It is 4\n#### 4")
+    assert (prompt.split, test.split, test.content()) == ("train", "test", "3 + 3?")
     (prompt,) = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path / "test.jsonl")))
     assert prompt.content() == "3 + 3?"
     (prompt,) = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path), dataset_split="test"))
@@ -197,7 +198,7 @@ def test_parquet_is_read_as_jsonl_is(tmp_path: Path) -> None:
     """The same prompts, whatever the source; columns that a row leaves empty are none of its own."""
     rows = [
         {"prompt": "Why?", "answer": "So.", "split": "train", "note": 1},
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], "split": "heldout"},
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], "split": "selection"},
     ]
     own = DataOptions(source="jsonl")
     lines, table = _write(tmp_path / "rows.jsonl", *rows), write_parquet(tmp_path / "rows.parquet", *rows)
@@ -215,7 +216,11 @@ def test_a_folder_of_the_hubs_parts(tmp_path: Path) -> None:
         write_parquet(tmp_path / f"train-0000{part}-of-00002.parquet", {"question": f"{part}?", "answer": "1"})
     write_parquet(tmp_path / "test-00000-of-00001.parquet", {"question": "test?", "answer": "1"})
     prompts = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path)))
-    assert sorted(prompt.content() for prompt in prompts) == ["0?", "1?"]
+    assert sorted((prompt.content(), prompt.split == "test") for prompt in prompts) == [
+        ("0?", False),
+        ("1?", False),
+        ("test?", True),
+    ]
     (prompt,) = load_prompts(DataOptions(source="gsm8k", path=str(tmp_path), dataset_split="test"))
     assert prompt.content() == "test?"
     with pytest.raises(ValueError, match=r"give the file itself, or a folder that holds dev\.jsonl"):
@@ -279,9 +284,10 @@ def test_a_stream_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     options = DataOptions(source="gsm8k", max_prompts=10, streaming=True)
     prompts = load_prompts(options)
-    assert asked == [(("openai/gsm8k", "main"), {"split": "train", "streaming": True})]
+    ours = ("openai/gsm8k", "main")
+    assert asked == [(ours, {"split": split, "streaming": True}) for split in ("train", "test")]
     assert len({prompt.id for prompt in prompts}) == 10
-    assert len(read) <= 20 + 10 + 2
+    assert len(read) <= 20 + 10 + 2 + 20 + 1 + 2
     assert all(prompt.answer == prompt.content().replace("q", "a") for prompt in prompts)
     assert {prompt.content() for prompt in prompts} != {f"q{i}" for i in range(10)}
     assert load_prompts(options) == prompts
@@ -409,9 +415,9 @@ def test_a_prompt_without_tokens() -> None:
 
 def test_an_example_begins_with_its_rendered_prompt() -> None:
     tokenizer = _tokenizer(TEMPLATE)
-    prompt = Prompt("x", "maths", ({"role": "user", "content": "1+1"},), split="heldout", answer="2")
+    prompt = Prompt("x", "maths", ({"role": "user", "content": "1+1"},), split="selection", answer="2")
     example = render_example(tokenizer, prompt)
-    assert (example.id, example.task, example.split) == ("x", "maths", "heldout")
+    assert (example.id, example.task, example.split) == ("x", "maths", "selection")
     prompt_ids = render_prompt(tokenizer, prompt)
     assert example.input_ids[: len(prompt_ids)] == prompt_ids
     assert tokenizer.decode(example.input_ids[len(prompt_ids) :]) == "2</s>"

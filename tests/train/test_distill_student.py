@@ -148,7 +148,7 @@ def greedy_texts(target: Target, num_texts: int = 6, length: int = 24) -> list[E
     prompts = [[40 + i, 41, 50 + i] for i in range(num_texts)]
     results = Decoder(target).generate(prompts, GenerationParams(length, eos_token_ids=()))
     return [
-        Example(str(i), "chat", "heldout", prompt + result.tokens, [False] * 3 + [True] * len(result.tokens))
+        Example(str(i), "chat", "selection", prompt + result.tokens, [False] * 3 + [True] * len(result.tokens))
         for i, (prompt, result) in enumerate(zip(prompts, results, strict=True))
     ]
 

@@ -30,8 +30,8 @@ def example(ids: list[int], mask: list[int], name: str = "a", split: str = "trai
 
 def test_from_answers() -> None:
     """Ids as they were read and written, the mask over the answer."""
-    answer = Answer("7", "maths", "heldout", [5, 6, 7], [8, 2], "eos")
-    assert from_answers([answer]) == [Example("7", "maths", "heldout", [5, 6, 7, 8, 2], [False] * 3 + [True] * 2)]
+    answer = Answer("7", "maths", "selection", [5, 6, 7], [8, 2], "eos")
+    assert from_answers([answer]) == [Example("7", "maths", "selection", [5, 6, 7, 8, 2], [False] * 3 + [True] * 2)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_digest_hears_of_every_change() -> None:
     others = [
         [example([1, 2, 4], [0, 1, 1]), base[1]],
         [example([1, 2, 3], [0, 0, 1]), base[1]],
-        [example([1, 2, 3], [0, 1, 1], split="heldout"), base[1]],
+        [example([1, 2, 3], [0, 1, 1], split="selection"), base[1]],
         base[:1],
         base[::-1],
         [example([1, 2], [0, 1]), example([3, 4, 5, 6], [1, 0, 1, 1])],

@@ -420,7 +420,7 @@ def test_unknown_logger_is_refused_before_the_target_loads(config: MTPConfig, mo
 
 def test_no_heldout_text_is_an_error(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    with pytest.raises(ValueError, match=r"gives \d+ training and 0 held-out examples.*data\.heldout_fraction"):
+    with pytest.raises(ValueError, match=r"gives \d+ training and 0 selection examples.*data\.heldout_fraction"):
         train_heads(replace(config, data=replace(config.data, heldout_fraction=0.0)))
 
 

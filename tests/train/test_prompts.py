@@ -10,7 +10,7 @@ from train.data import DataOptions, load_prompts
 from train.prompts import arithmetic, english, instructions, korean, stdlib
 from train.prompts.instructions import ENTITIES, FAMILIES, heldout_entities, split_pool
 from train.prompts.korean import KoreanWord
-from train.prompts.record import TASKS, Prompt, hash_split
+from train.prompts.record import TASKS, Prompt, hash_split, old_split
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,16 @@ def test_word_lists_are_rich_and_without_repeats() -> None:
 
 
 def test_counts_of_tasks_and_splits(prompts: list[Prompt]) -> None:
-    counts = Counter((prompt.task, prompt.split) for prompt in prompts)
+    counts = Counter((prompt.task, old_split(prompt.split)) for prompt in prompts)
     wanted: Counter[tuple[str, str]] = Counter()
     for family in FAMILIES:
         wanted[family.task, "heldout"] += round(family.num_prompts * 0.1)
         wanted[family.task, "train"] += family.num_prompts - round(family.num_prompts * 0.1)
     assert counts == wanted
     assert {task for task, _ in counts} == set(TASKS)
+    halves = Counter(prompt.split for prompt in prompts)
+    # 805 draws: 402 expected, standard deviation 14.
+    assert abs(halves["selection"] - halves["test"]) < 4 * 28
 
 
 def test_prompts_and_ids_are_distinct(prompts: list[Prompt]) -> None:
@@ -69,7 +72,7 @@ def test_held_out_entities_occur_in_no_training_prompt(prompts: list[Prompt], la
     entities = heldout_entities(language, 0.1)
     assert len(entities) >= 0.09 * sum(len(pool) for pool in ENTITIES[language].values())
     train = [p.content().lower() for p in prompts if p.split == "train" and (p.task == "chat_ko") == (language == "ko")]
-    heldout = [p.content().lower() for p in prompts if p.split == "heldout"]
+    heldout = [p.content().lower() for p in prompts if p.split != "train"]
     for entity in entities:
         pattern = rf"\b{re.escape(entity.lower())}\b" if language == "en" else re.escape(entity.lower())
         assert not [text for text in train if re.search(pattern, text)], entity
@@ -81,7 +84,7 @@ def test_held_out_material_does_not_depend_on_the_seed(prompts: list[Prompt]) ->
     """A head trained with one seed is measured with another: what one holds out, the other must not have trained on."""
     other = load_prompts(DataOptions(seed=1))
     train = {prompt.content() for prompt in other if prompt.split == "train"}
-    assert not train & {prompt.content() for prompt in prompts if prompt.split == "heldout"}
+    assert not train & {prompt.content() for prompt in prompts if prompt.split != "train"}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -93,9 +96,8 @@ def test_each_family_holds_out_a_template(prompts: list[Prompt], family: instruc
     literals = [max(re.split(r"\{[^}]*\}", turn), key=len).strip() for template in heldout for turn in template[-1:]]
     literals = [literal for literal in literals if len(literal) > 12 and literal not in str(train)]
     for split in ("train", "heldout"):
-        texts = [
-            p.messages[-1]["content"] for p in prompts if p.split == split and p.id.rsplit("-", 1)[0] == family.name
-        ]
+        ours = [p for p in prompts if old_split(p.split) == split and p.id.rsplit("-", 1)[0] == family.name]
+        texts = [p.messages[-1]["content"] for p in ours]
         assert texts
         used = [literal for literal in literals if any(literal in text for text in texts)]
         assert used == (literals if split == "heldout" else [])
@@ -110,15 +112,15 @@ def test_held_out_texts_are_no_near_copies(prompts: list[Prompt], task: str) -> 
         return {tuple(found[i : i + 6]) for i in range(len(found) - 5)}
 
     known = {run for prompt in prompts if prompt.split == "train" for run in runs(prompt)}
-    shares = [len(runs(p) & known) / len(runs(p)) for p in prompts if p.split == "heldout" and p.task == task]
+    shares = [len(runs(p) & known) / len(runs(p)) for p in prompts if p.split != "train" and p.task == task]
     assert len(shares) >= 50
     assert sum(shares) / len(shares) < 0.15
 
 
 def test_any_prefix_is_balanced(prompts: list[Prompt]) -> None:
-    total = Counter((prompt.task, prompt.split) for prompt in prompts)
+    total = Counter((prompt.task, old_split(prompt.split)) for prompt in prompts)
     for length in (100, 500, 2000):
-        part = Counter((prompt.task, prompt.split) for prompt in prompts[:length])
+        part = Counter((prompt.task, old_split(prompt.split)) for prompt in prompts[:length])
         for key, count in total.items():
             # The places of a group are one apart, each off by less than one.
             assert abs(part[key] - count * length / len(prompts)) <= 2, (key, length)
@@ -167,7 +169,7 @@ def test_languages_and_tasks() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 0.02, 0.5])
 def test_other_fractions(fraction: float) -> None:
     prompts = load_prompts(DataOptions(heldout_fraction=fraction))
-    share = sum(prompt.split == "heldout" for prompt in prompts) / len(prompts)
+    share = sum(prompt.split != "train" for prompt in prompts) / len(prompts)
     assert share == pytest.approx(fraction, abs=0.01)
     assert len(prompts) > 6000
 
@@ -224,7 +226,7 @@ def test_library_functions_are_cut_where_the_rest_goes_on(tmp_path: Path) -> Non
         assert (prompt.answer or "").count("\n") >= 2
         assert prompt.messages == ()
         assert prompt.split == hash_split(f"module{number}", 0.3)
-    assert {prompt.split for prompt in prompts} == {"train", "heldout"}
+    assert {prompt.split for prompt in prompts} == {"train", "selection", "test"}
     assert stdlib.load(0, 0.3, tmp_path) == prompts
     assert stdlib.load(1, 0.3, tmp_path) != prompts
 
@@ -238,8 +240,8 @@ def test_this_interpreters_own_library() -> None:
     prompts = load_prompts(DataOptions(source="stdlib"))
     counts = Counter(prompt.split for prompt in prompts)
     assert counts["train"] > 2000
-    assert counts["heldout"] > 100
-    assert not {p.text for p in prompts if p.split == "train"} & {p.text for p in prompts if p.split == "heldout"}
+    assert min(counts["selection"], counts["test"]) > 50
+    assert not {p.text for p in prompts if p.split == "train"} & {p.text for p in prompts if p.split != "train"}
 
 
 def test_a_folder_without_code(tmp_path: Path) -> None:

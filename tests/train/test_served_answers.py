@@ -490,11 +490,12 @@ def test_a_folder_of_the_target_is_as_before(tmp_path: Path) -> None:
 
 def test_training_reads_them(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(f'{{"prompt": "Say {i}.", "split": "{"train" if i else "heldout"}"}}\n' for i in range(3)))
+    splits = ("selection", "train", "train")
+    path.write_text("".join(f'{{"prompt": "Say {i}.", "split": "{split}"}}\n' for i, split in enumerate(splits)))
     data = replace(DATA, path=str(path))
     options = replace(OPTIONS, engine="server", url=server.url)
-    train, heldout, digest = load_texts(make_tiny_target(), data, options, tmp_path / "theirs", 512)
-    assert load_texts(make_tiny_target(), data, OPTIONS, tmp_path / "ours", 512) == (train, heldout, digest)
+    texts = load_texts(make_tiny_target(), data, options, tmp_path / "theirs", 512)
+    assert load_texts(make_tiny_target(), data, OPTIONS, tmp_path / "ours", 512) == texts
 
 
 @pytest.mark.parametrize(

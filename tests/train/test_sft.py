@@ -34,7 +34,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def make_config(folder: Path, **changes: Any) -> SFTRunConfig:
     """20 prompts with the same answer; 6 steps of 4 rows, saved every 2."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"prompt": f"Say {i}.", "answer": "yes yes", "split": "train" if i < 16 else "heldout"} for i in range(20)]
+    splits = ["train"] * 16 + ["selection"] * 4
+    rows = [{"prompt": f"Say {i}.", "answer": "yes yes", "split": split} for i, split in enumerate(splits)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = SFTRunConfig(
         model=TargetOptions(name="tiny", source="random", dtype="float32", device="cpu"),
@@ -84,7 +85,7 @@ def test_answers_are_learned_and_the_folder_is_a_target(whole: tuple[SFTRunConfi
     assert after.fingerprint() != before.fingerprint()
     assert after.tokenizer_fingerprint() == before.tokenizer_fingerprint()
     assert after.eos_token_ids == before.eos_token_ids
-    heldout = [one for one in load_prompts(config.data) if one.split == "heldout"][: config.heldout_examples]
+    heldout = [one for one in load_prompts(config.data) if one.split == "selection"][: config.heldout_examples]
     losses = [heldout_loss(target, heldout) for target in (before, after)]
     assert losses[1] < losses[0] / 3
     assert loss == pytest.approx(losses[1], rel=1e-4)

@@ -194,7 +194,7 @@ def test_interrupt_leaves_nothing_half_made(
 def test_training_lowers_the_loss_and_learns_the_dialect(tmp_path: Path) -> None:
     """60 steps take a small model from log V = 3.8 to near the entropy of words alone."""
     school = replace(tiny_options(max_steps=60).target, hidden_size=32, learning_rate=1e-2)
-    texts = testbed.Texts(school.dialect, 64, 9, "eval")
+    texts = testbed.Texts(school.dialect, 64, 9, "selection")
     testbed.train_model(school, 0, tmp_path / "target")
     with torch.no_grad():
         before, after = (
@@ -233,7 +233,7 @@ def test_texts_come_in_order(tmp_path: Path) -> None:
 
 def test_digit_probability_looks_at_digits_alone() -> None:
     """A model that knows the digits behind names and nothing else, and one that knows everything else."""
-    texts = testbed.Texts(language.TARGET_DIALECT, 20, 0, "eval")
+    texts = testbed.Texts(language.TARGET_DIALECT, 20, 0, "selection")
     is_name_NT = torch.isin(texts.ids_NT, NAME_IDS)
 
     def stub(is_known_NT: Tensor) -> Any:
@@ -265,7 +265,7 @@ class OracleDrafter(ModelDrafter):
 
 def measure(bed: testbed.Testbed, drafter: ModelDrafter, rule: Rule, count: int = 1024) -> tuple[float, float]:
     """(acceptance rate, share of digits that are right) at temperature 1, K = 4."""
-    answers = language.draw_answers(count, 0, "eval")
+    answers = language.draw_answers(count, 0, "selection")
     params = GenerationParams(language.MAX_TOKENS, SamplingParams(temperature=1.0), seed=1)
     results = Decoder(bed.target, drafter, 4, rule).generate([language.prompt_ids(a) for a in answers], params)
     digits = [language.read_digits(result.text) or "????" for result in results]

@@ -35,7 +35,7 @@ def spell(ids: list[int]) -> list[str]:
 
 def test_text_and_ids_say_the_same() -> None:
     tokenizer = make_tokenizer()
-    (row,) = language.testbed_prompts(1, seed=3, split="eval")
+    (row,) = language.testbed_prompts(1, seed=3, split="test")
     (completion,) = write_completions([row["answer"]], TARGET_DIALECT, seed=3)
 
     assert len(IDS) == len(TOKENS) <= 64
@@ -65,15 +65,15 @@ def test_same_seed_same_text() -> None:
 
 
 def test_splits_share_no_prompt_and_treat_digits_alike() -> None:
-    train, heldout = (set(draw_answers(size, 0, split)) for size, split in ((8000, "train"), (2000, "eval")))
+    sizes = {"train": 8000, "selection": 1000, "test": 1000}
+    pools = {split: set(draw_answers(size, 0, split)) for split, size in sizes.items()}
 
-    assert len(train) == 8000  # without repetition
-    assert len(heldout) == 2000
-    assert not train & heldout
+    assert {split: len(pool) for split, pool in pools.items()} == sizes  # without repetition
+    assert len(set.union(*pools.values())) == 10_000
     for seed in range(1, 20):
-        assert set(draw_answers(300, seed, "train")) <= train
-        assert set(draw_answers(300, seed, "eval")) <= heldout
-    for pool in (train, heldout):
+        for split, pool in pools.items():
+            assert set(draw_answers(300, seed, split)) <= pool
+    for pool in pools.values():
         for place in range(len(NAMES)):
             assert (
                 np.unique([answer[place] for answer in pool], return_counts=True)[1].tolist() == [len(pool) / 10] * 10
@@ -81,14 +81,14 @@ def test_splits_share_no_prompt_and_treat_digits_alike() -> None:
 
 
 def test_more_prompts_than_there_are_come_again() -> None:
-    drawn = draw_answers(4500, 0, "eval")
-    assert sorted(drawn[:2000]) == sorted(drawn[2000:4000])
-    assert draw_answers(0, 0, "eval") == []
+    drawn = draw_answers(2250, 0, "test")
+    assert sorted(drawn[:1000]) == sorted(drawn[1000:2000])
+    assert draw_answers(0, 0, "test") == []
 
 
 def test_unknown_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="split='test' is unknown; choose one of train, eval"):
-        language.testbed_prompts(1, 0, "test")
+    with pytest.raises(ValueError, match="split='eval' is unknown; choose one of train, selection, test"):
+        language.testbed_prompts(1, 0, "eval")
 
 
 @pytest.mark.parametrize("name", ["strangeness", "name_chance", "blind_share"])

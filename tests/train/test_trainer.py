@@ -130,13 +130,13 @@ def test_simulates_answers_alone(tmp_path: Path) -> None:
     spans = [(3, 9), (12, 13), (20, 31)]
     mask = [any(start <= at < end for start, end in spans) for at in range(len(text))]
     apart = [
-        Example(f"a{i}", "chat", "heldout", text[:end], [at >= start for at in range(end)])
+        Example(f"a{i}", "chat", "selection", text[:end], [at >= start for at in range(end)])
         for i, (start, end) in enumerate(spans)
     ]
     head = make_head(target, "medusa")
     trainer = make_trainer(head, apart, tmp_path)
     trainer.sampling = SamplingParams(temperature=1.0)
-    together = trainer.simulate(OnlineRows([Example("a", "chat", "heldout", text, mask)]))
+    together = trainer.simulate(OnlineRows([Example("a", "chat", "selection", text, mask)]))
     alone = trainer.simulate(OnlineRows(apart))
     assert together.mean_block_length == pytest.approx(alone.mean_block_length, rel=1e-5)
     assert together.acceptance_at == pytest.approx(alone.acceptance_at, rel=1e-5)

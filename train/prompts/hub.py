@@ -3,20 +3,24 @@
 `datasets` is imported only when the hub is asked, since that takes seconds and needs a network.
 """
 
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.prompts import jsonl
-from train.prompts.record import Prompt, digest, hash_split
+from train.prompts.record import Prompt, Split, digest, hash_split
 
 
 @dataclass(frozen=True)
 class HubSet:
-    """Where the rows are and how one becomes a prompt: `instruction` is formatted with the prompt column's text."""
+    """Where the rows are and how one becomes a prompt: `instruction` is formatted with the prompt column's text.
+
+    others: the splits that the set has beside `split`, which are kept: see MEANING.
+    """
 
     dataset: str
     config: str
@@ -25,21 +29,27 @@ class HubSet:
     answer_column: str
     task: str
     instruction: str = "{}"
+    others: tuple[str, ...] = ()
 
 
+# What a set's own split is for. Rows of another one (train) are split by their content.
+MEANING: dict[str, Split] = {"validation": "selection", "test": "test"}
 # Rows that a stream is shuffled among; they are read before the first prompt comes.
 SHUFFLED_ROWS = 10_000
 PART = re.compile(r"\w+-\d+-of-\d+")
 KNOWN = {
-    "gsm8k": HubSet("openai/gsm8k", "main", "train", "question", "answer", "maths"),
-    "mbpp": HubSet("google-research-datasets/mbpp", "full", "train", "text", "code", "code"),
+    "gsm8k": HubSet("openai/gsm8k", "main", "train", "question", "answer", "maths", others=("test",)),
+    "mbpp": HubSet(
+        "google-research-datasets/mbpp", "full", "train", "text", "code", "code",
+        others=("validation", "test"),
+    ),
     "cnn_dailymail": HubSet(
         "abisee/cnn_dailymail", "3.0.0", "train", "article", "highlights", "summarise",
-        "Summarise the following news article in three sentences.\n\n{}",
+        "Summarise the following news article in three sentences.\n\n{}", ("validation", "test"),
     ),
     "xsum": HubSet(
         "EdinburghNLP/xsum", "", "train", "document", "summary", "summarise",
-        "Summarise the following article in one sentence.\n\n{}",
+        "Summarise the following article in one sentence.\n\n{}", ("validation", "test"),
     ),
 }  # fmt: skip
 
@@ -53,17 +63,39 @@ def load(
     seed: int = 0,
     streaming: bool = False,
 ) -> list[Prompt]:
-    """Rows of `path` (a JSONL or Parquet file, or a folder with those of the split), else of the hub.
+    """Rows of `path` (a JSONL or Parquet file, or a folder with those of the splits), else of the hub.
 
-    Of the hub's sets, which may be large, only `max_rows` rows drawn by the seed are turned into prompts (0: all);
-    streaming: without fetching the others, see `_hub_rows`.
+    A set's own splits are kept where they are there; held-out rows of `hub_set.split` go to a split that it lacks, and
+    to training where it lacks none. Of the hub's sets, which may be large, only `max_rows` rows drawn by the seed are
+    turned into prompts (0: all), and of its other splits half the held-out share of that each; streaming: without
+    fetching the others, see `_hub_rows`.
     """
-    rows: Iterable[tuple[str, Mapping[str, Any]]]
+    others = [split for split in hub_set.others if heldout_fraction and (not path or _has_split(Path(path), split))]
+    meanings = {hub_set.split: MEANING.get(hub_set.split)} | {split: MEANING[split] for split in others}
+    own = {meaning for meaning in meanings.values() if meaning}
+    prompts = []
+    for split, meaning in meanings.items():
+        part = replace(hub_set, split=split)
+        limit = max_rows if split == hub_set.split else math.ceil(max_rows * heldout_fraction / 2)
+        for place, row in _rows(name, part, path, limit, seed, streaming):
+            prompt = _prompt_from_row(name, hub_set, row, place, heldout_fraction)
+            prompts.append(replace(prompt, split=meaning or _where_lacking(prompt.split, own)))
+    return prompts
+
+
+def _rows(
+    name: str, hub_set: HubSet, path: str, max_rows: int, seed: int, streaming: bool
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
     if path:
-        rows = (pair for file in _files_of_split(Path(path), hub_set.split) for pair in jsonl.read_rows(file))
-    else:
-        rows = _hub_rows(name, hub_set, max_rows, seed, streaming)
-    return [_prompt_from_row(name, hub_set, row, place, heldout_fraction) for place, row in rows]
+        return (pair for file in _files_of_split(Path(path), hub_set.split) for pair in jsonl.read_rows(file))
+    return _hub_rows(name, hub_set, max_rows, seed, streaming)
+
+
+def _where_lacking(split: Split, own: Collection[Split]) -> Split:
+    """Where a row of the training split goes that content puts here, in a set with these held-out splits of its own."""
+    if split == "train" or not own:
+        return split
+    return next((lacking for lacking in MEANING.values() if lacking not in own), "train")
 
 
 def _prompt_from_row(name: str, hub_set: HubSet, row: Mapping[str, Any], place: str, heldout_fraction: float) -> Prompt:
@@ -92,13 +124,24 @@ def _other_columns(hub_set: HubSet, row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != hub_set.prompt_column}
 
 
+def _has_split(path: Path, split: str) -> bool:
+    """Whether a folder holds files of this split beside others."""
+    return path.is_dir() and len(jsonl.files_in(path)) > 1 and any(_of_split(path, split))
+
+
+def _of_split(path: Path, split: str) -> tuple[list[Path], list[Path]]:
+    """The folder's file of the split, and its parts as the hub names them (train-00000-of-00002.parquet)."""
+    files = jsonl.files_in(path)
+    parts = [file for file in files if PART.fullmatch(file.stem) and file.stem.startswith(f"{split}-")]
+    return [file for file in files if file.stem == split], parts
+
+
 def _files_of_split(path: Path, split: str) -> list[Path]:
-    """The split's own file, or its parts as the hub names them (train-00000-of-00002.parquet); or the only file."""
+    """The split's own file, or its parts; or the only file."""
     if not path.is_dir():
         return [path]
     files = jsonl.files_in(path)
-    of_split = [file for file in files if file.stem == split]
-    parts = [file for file in files if PART.fullmatch(file.stem) and file.stem.startswith(f"{split}-")]
+    of_split, parts = _of_split(path, split)
     if len(of_split) == 1 or (not of_split and parts) or len(files) == 1:
         return of_split or parts or files
     names = ", ".join(file.name for file in files) or "no JSONL or Parquet file"

@@ -1,8 +1,9 @@
 """Generated instruction prompts: every template, topic and passage is our own, so nothing is downloaded.
 
-The held-out split is a split of the *material*: held-out topics, people, places, passage genres and sums occur in no
+What is held out is a part of the *material*: held-out topics, people, places, passage genres and sums occur in no
 training prompt, and some templates are held out as well. Which entries these are depends on their text alone, never on
-the seed, so a head trained with one seed can be measured with another.
+the seed, so a head trained with one seed can be measured with another. Which held-out prompts are for selection and
+which for the test, is decided by their content.
 """
 
 import random
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 from train.prompts import arithmetic, english, korean, passages
 from train.prompts.korean import KoreanWord
-from train.prompts.record import Message, Prompt, Split, digest
+from train.prompts.record import Message, Prompt, content_of, digest, halve
 
 Entry = TypeVar("Entry")
 Turns = tuple[str, ...]
@@ -117,13 +118,13 @@ def _deck(pool: Sequence[Entry], rng: random.Random) -> Iterator[Entry]:
 
 
 class _Writer:
-    """Writes prompts of one family and one split from that split's share of the material."""
+    """Writes prompts of one family, for training or held out, from that side's share of the material."""
 
-    def __init__(self, family: Family, split: Split, heldout_fraction: float, seed: int) -> None:
-        self.family, self.split = family, split
-        self.rng = rng = random.Random(f"{family.name} {split} {seed}")
+    def __init__(self, family: Family, is_heldout: bool, heldout_fraction: float, seed: int) -> None:
+        self.family, self.is_heldout = family, is_heldout
+        self.rng = rng = random.Random(f"{family.name} {'heldout' if is_heldout else 'train'} {seed}")
         self.word = KoreanWord if family.language == "ko" else str
-        side = 0 if split == "train" else 1
+        side = int(is_heldout)
         pools = {slot: split_pool(pool, heldout_fraction, 2)[side] for slot, pool in ENTITIES[family.language].items()}
         self.decks = {slot: _deck(pool, rng) for slot, pool in (pools | FILLERS[family.language]).items()}
         # A held-out prompt takes a template of either side, half the time each; its topic is always a held-out one.
@@ -163,7 +164,8 @@ class _Writer:
         roles = ("user", "assistant")
         messages: tuple[Message, ...] = tuple({"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns))
         prompt_id = f"{self.family.name}-{digest(*turns)}"
-        return Prompt(prompt_id, self.family.task, messages, split=self.split, answer=answer)
+        split = halve(content_of(messages)) if self.is_heldout else "train"
+        return Prompt(prompt_id, self.family.task, messages, split=split, answer=answer)
 
 
 def _mentions(language: str, entities: Sequence[str]) -> re.Pattern[str]:
@@ -172,12 +174,14 @@ def _mentions(language: str, entities: Sequence[str]) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{alternatives})\b" if language == "en" else alternatives, re.IGNORECASE)
 
 
-def _write_family(family: Family, split: Split, num_prompts: int, heldout_fraction: float, seed: int) -> list[Prompt]:
+def _write_family(
+    family: Family, is_heldout: bool, num_prompts: int, heldout_fraction: float, seed: int
+) -> list[Prompt]:
     """At most `num_prompts` distinct prompts; a training prompt that mentions a held-out entity is dropped."""
     if num_prompts == 0:
         return []
-    writer = _Writer(family, split, heldout_fraction, seed)
-    forbidden = heldout_entities(family.language, heldout_fraction) if split == "train" else []
+    writer = _Writer(family, is_heldout, heldout_fraction, seed)
+    forbidden = heldout_entities(family.language, heldout_fraction) if not is_heldout else []
     mentions = _mentions(family.language, forbidden) if forbidden else None
     found: dict[str, Prompt] = {}
     for _ in range(num_prompts * TRIES_PER_PROMPT):
@@ -195,6 +199,6 @@ def generate(seed: int, heldout_fraction: float, languages: Sequence[str] = ("en
     for family in FAMILIES:
         if family.language in languages:
             num_heldout = round(family.num_prompts * heldout_fraction)
-            prompts += _write_family(family, "train", family.num_prompts - num_heldout, heldout_fraction, seed)
-            prompts += _write_family(family, "heldout", num_heldout, heldout_fraction, seed)
+            prompts += _write_family(family, False, family.num_prompts - num_heldout, heldout_fraction, seed)
+            prompts += _write_family(family, True, num_heldout, heldout_fraction, seed)
     return prompts

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from train.prompts.record import Message, Prompt, Split, digest, hash_split
+from train.prompts.record import Message, Prompt, Split, digest, halve, hash_split, loosened
 
 ROLES = ("system", "user", "assistant")
 PARQUET = ".parquet"
@@ -91,15 +91,19 @@ def prompt_from_row(row: dict[str, Any], place: str, default_task: str, heldout_
         id=_optional_text(row, "id", place) or f"jsonl-{digest(content)}",
         task=_optional_text(row, "task", place) or default_task,
         messages=tuple(messages),
-        split=_row_split(row, place) or hash_split(content, heldout_fraction),
+        split=_row_split(row, content, place) or hash_split(content, heldout_fraction),
         answer=answer,
         columns={key: value for key, value in row.items() if key not in OWN_COLUMNS},
     )
 
 
 def load(path: Path, default_task: str, heldout_fraction: float) -> list[Prompt]:
-    """All prompts of the file, or of a folder's JSONL and Parquet files, in order; two rows of one id are an error."""
+    """All prompts of the file, or of a folder's JSONL and Parquet files, in order.
+
+    ValueError for two rows of one id, or of one content in two splits.
+    """
     places: dict[str, str] = {}
+    named: dict[str, tuple[Split, str]] = {}
     prompts = []
     files = files_in(path) if path.is_dir() else [path]
     if not files:
@@ -109,8 +113,20 @@ def load(path: Path, default_task: str, heldout_fraction: float) -> list[Prompt]
         if "id" in row and prompt.id in places:
             raise ValueError(f"{place}: id {prompt.id!r} was used at {places[prompt.id]} already; ids must differ")
         places[prompt.id] = place
+        if "split" in row:
+            _require_one_split(named, prompt, place)
         prompts.append(prompt)
     return prompts
+
+
+def _require_one_split(named: dict[str, tuple[Split, str]], prompt: Prompt, place: str) -> None:
+    """ValueError for a prompt that an earlier row puts into another split. Differing case or spaces make no other."""
+    split, other = named.setdefault(loosened(prompt.content()), (prompt.split, place))
+    if split != prompt.split:
+        raise ValueError(
+            f"{place}: the prompt of {other} again, there in split {split!r} and here in {prompt.split!r}: splits must "
+            "not share prompts; keep one of the two"
+        )
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -144,16 +160,24 @@ def _optional_text(row: dict[str, Any], key: str, place: str) -> str | None:
     raise ValueError(f"{place}: `{key}` is {_shown(value)}; it must be a string")
 
 
-def _row_split(row: dict[str, Any], place: str) -> Split | None:
+def _row_split(row: dict[str, Any], content: str, place: str) -> Split | None:
+    """The split that the row names: `validation` is for selection, and `heldout` is halved by content."""
     match row.get("split"):
         case None:
             return None
         case "train":
             return "train"
+        case "selection" | "validation":
+            return "selection"
+        case "test":
+            return "test"
         case "heldout":
-            return "heldout"
+            return halve(content)
         case other:
-            raise ValueError(f"{place}: `split` is {_shown(other)}; it must be 'train' or 'heldout', or be left out")
+            raise ValueError(
+                f"{place}: `split` is {_shown(other)}; it must be 'train', 'selection' (or 'validation') or 'test', or "
+                "be left out"
+            )
 
 
 def _shown(value: object) -> str:

@@ -1,16 +1,18 @@
-"""The prompt record, and the two things every source does with it: a stable id and a fair mixing order.
+"""The prompt record, its split by content, and the two things every source does with it: a stable id and a fair order.
 
-Sources return prompts, they never tokenise: rendering belongs to `train.data`.
+Three splits: prompts that are trained on, those that choose a checkpoint (selection), and those that it is reported on
+(test). Sources return prompts, they never tokenise: rendering belongs to `train.data`.
 """
 
 import hashlib
 import random
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Message = dict[str, str]
-Split = Literal["train", "heldout"]
+Split = Literal["train", "selection", "test"]
 TASKS = ("chat", "chat_ko", "code", "summarise", "maths", "rewrite")
 
 
@@ -32,7 +34,17 @@ class Prompt:
 
     def content(self) -> str:
         """All the words of the prompt, for comparison and hashing (not what the model reads)."""
-        return self.text if self.text is not None else "\n".join(message["content"] for message in self.messages)
+        return content_of(self.text if self.text is not None else self.messages)
+
+
+def content_of(prompt: str | Sequence[Message]) -> str:
+    """All the words of a text, or of messages."""
+    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+
+
+def loosened(content: str) -> str:
+    """The same for contents that differ in case, spaces or the form of their characters alone."""
+    return " ".join(unicodedata.normalize("NFKC", content).casefold().split())
 
 
 def digest(*parts: str) -> str:
@@ -41,8 +53,21 @@ def digest(*parts: str) -> str:
 
 
 def hash_split(key: str, heldout_fraction: float) -> Split:
-    """Split by content alone: copies of a prompt fall on one side, and no seed or limit moves a prompt across."""
-    return "heldout" if int(digest("split", key), 16) < heldout_fraction * 16**10 else "train"
+    """Split by content alone: copies of a prompt fall on one side, and no seed or limit moves a prompt across.
+
+    heldout_fraction: share that is not for training, half of it for selection and half for the test.
+    """
+    return halve(key) if int(digest("split", key), 16) < heldout_fraction * 16**10 else "train"
+
+
+def halve(key: str) -> Split:
+    """Selection or test, for a prompt that is held out. Contents that are nearly the same fall into the same half."""
+    return "selection" if int(digest("half", loosened(key)), 16) < 16**10 // 2 else "test"
+
+
+def old_split(split: Split) -> str:
+    """The split's name when there were two: what is held out was one set, of which all was used for everything."""
+    return "train" if split == "train" else "heldout"
 
 
 def mix(groups: Iterable[Sequence[Prompt]], seed: int) -> list[Prompt]:
@@ -59,8 +84,8 @@ def mix(groups: Iterable[Sequence[Prompt]], seed: int) -> list[Prompt]:
 
 
 def mix_by_task(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
-    """`mix` with one group for each task and split."""
+    """`mix` with one group for each task, of its training and of its held-out prompts."""
     groups: dict[tuple[str, str], list[Prompt]] = {}
     for prompt in prompts:
-        groups.setdefault((prompt.task, prompt.split), []).append(prompt)
+        groups.setdefault((prompt.task, old_split(prompt.split)), []).append(prompt)
     return mix((groups[key] for key in sorted(groups)), seed)

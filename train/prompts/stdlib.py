@@ -1,7 +1,7 @@
 """Code to be completed: beginnings of functions from the running interpreter's own standard library.
 
 Raw text, no chat template. A prompt is the source from a little above a function down to a line inside its body; the
-rest of the function is the dataset's answer. Held out by module, so that no held-out prompt has a sibling in training.
+rest of the function is the dataset's answer. Split by module, so that no prompt has a sibling in another split.
 """
 
 import ast

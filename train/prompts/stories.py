@@ -50,7 +50,7 @@ TOTALS = ("That makes {sum} {item}.", "Now there are {sum} {item}.", "In all the
 
 
 def generate(seed: int, heldout_fraction: float) -> list[Prompt]:
-    """Chat prompts of both splits, each with one story as its answer; the sum stands last, after ####."""
+    """Chat prompts of all splits, each with one story as its answer; the sum stands last, after ####."""
     rng = random.Random(f"stories {seed}")
     prompts = []
     for number in range(NUM_STORIES):

@@ -74,7 +74,7 @@ def test_reads_conversations() -> None:
 
 
 def test_the_target_dialect_earns_everything() -> None:
-    answers = draw_answers(50, 0, "eval")
+    answers = draw_answers(50, 0, "test")
     texts = [" ".join(TOKENS[token] for token in ids[:-1]) for ids in write_completions(answers, TARGET_DIALECT, 0)]
     assert testbed.make_reward("all")(completions=texts, answer=answers) == [1.0] * 50
 
