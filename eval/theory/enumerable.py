@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.decoding.verification.base import Block
 from models.target import Target

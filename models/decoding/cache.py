@@ -11,6 +11,7 @@ Must not do: choose tokens, or know about drafting.
 Shape suffixes: B rows, T new entries, C slots, D head width.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,12 @@ class _RaggedLayer:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, once there are some."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
 
 class RaggedCache(Cache):
     """A transformers cache with per-row lengths.
@@ -59,8 +66,12 @@ class RaggedCache(Cache):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         layer_types: Sequence[str] | None = None,
+        finite: bool = False,
     ) -> None:
         """`config` is the text model's; `layer_types` (default: the config's own) serves parts that have fewer layers.
+
+        finite: write 0 for what is no number, so that a draft that went wrong is no part of the next one. A target's
+        cache must not: there it would hide that the row is ill.
 
         `dtype` is that of the additive masks an eager attention takes; keys and values keep the model's own.
         Raises ValueError for a config whose layers cannot be rolled back, or whose attention takes no 4D mask.
@@ -88,6 +99,7 @@ class RaggedCache(Cache):
         self.eager = attention == "eager"
         self.device = torch.device(device)
         self.dtype = dtype
+        self.finite = finite
         self._set_lengths([0] * batch_size)
 
     # Lengths: the whole of appending and rolling back.
@@ -129,6 +141,9 @@ class RaggedCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write [B, Hkv, T, D] at each row's end; returns views [B, Hkv, longest + T, D] over all that may be read."""
         layer = self.layers[layer_idx]
+        if self.finite:
+            key_states = key_states.nan_to_num(0.0, 0.0, 0.0)
+            value_states = value_states.nan_to_num(0.0, 0.0, 0.0)
         start, end = self.longest, self.longest + key_states.shape[2]
         rows = len(self.lengths)
         if layer.keys is None or layer.keys.shape[0] < rows or layer.keys.shape[2] < end:
@@ -193,12 +208,38 @@ class RaggedCache(Cache):
                 layer.keys[rows_B1, :, slots_BT] = layer.keys[rows_B1, :, sources_BT]
                 layer.values[rows_B1, :, slots_BT] = layer.values[rows_B1, :, sources_BT]
 
+    def copy_of(self, row: int) -> "RaggedCache":
+        """A cache of this row alone, of what counts of it."""
+        alone = copy.copy(self)
+        alone.layers = []
+        for layer in self.layers:
+            new = _RaggedLayer(layer.is_sliding)
+            if layer.keys is not None:
+                new.keys, new.values = (part[row : row + 1, :, : self.lengths[row]].clone() for part in layer.parts())
+            alone.layers.append(new)
+        alone._set_lengths([self.lengths[row]])
+        return alone
+
+    def wipe(self, row: int) -> None:
+        """Zero what lies behind a row's length."""
+        for layer in self.layers:
+            if layer.keys is not None:
+                for part in layer.parts():
+                    part[row, :, self.lengths[row] :] = 0
+
+    def take(self, row: int, slot: int, other: "RaggedCache", other_slot: int) -> None:
+        """Copy the entry in a slot of other's only row into a slot of a row."""
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            for part, from_part in zip(layer.parts(), source.parts(), strict=True):
+                part[row, :, slot] = from_part[0, :, other_slot]
+
     # Rows come and go.
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order. Only rows that change place are copied.
 
-        Rows that leave are wiped: a NaN in one would reach the next row that gets its place, for 0 * NaN is NaN.
+        What rows that leave or were in a moved row's place have written is wiped: a NaN there would reach the next row
+        that gets the place, or grows into it, for 0 * NaN is NaN.
         """
         moves = [(new, old) for new, old in enumerate(rows) if new != old]
         if moves:
@@ -207,6 +248,8 @@ class RaggedCache(Cache):
                 if layer.keys is not None:
                     layer.keys[new_rows, :, : self.longest] = layer.keys[old_rows, :, : self.longest]
                     layer.values[new_rows, :, : self.longest] = layer.values[old_rows, :, : self.longest]
+                    layer.keys[new_rows, :, self.longest :] = 0
+                    layer.values[new_rows, :, self.longest :] = 0
         for layer in self.layers:
             if layer.keys is not None:
                 layer.keys[len(rows) : self.batch_size].zero_()

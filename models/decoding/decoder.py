@@ -17,19 +17,23 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.decoding.attention import packed_attention
+from models.decoding.batch import Batch, fill_holes, merged, pad_right
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import RaggedCache
+from models.decoding.chain_block import ChainBlock
 from models.decoding.counters import Timings
 from models.decoding.drafters.base import BranchDrafter, Draft, Drafter, LayerReader
 from models.decoding.judge import Judge
 from models.decoding.length import FixedLength, Length
-from models.decoding.processors import BlockProcessor, Processors
+from models.decoding.processors import Processors
 from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
+from models.decoding.stops import TokenBytes
+from models.decoding.target_pass import TargetPass
 from models.decoding.tree_block import TreeBlock
 from models.decoding.tree_judge import check_tree_rule
 from models.decoding.verification.base import Block, Rule, Verdict
@@ -63,15 +67,6 @@ OnBlock = Callable[[BlockRecord], None]
 class _Hooks:
     on_tokens: OnTokens | None
     on_block: OnBlock | None
-
-
-@dataclass
-class _Batch:
-    """Rows that decode together, with the state that belongs to them, in the same order."""
-
-    rows: list[Row]
-    cache: RaggedCache
-    draft_state: Any  # the drafter's own; None without a drafter
 
 
 class Decoder:
@@ -116,10 +111,10 @@ class Decoder:
         self.judge = Judge(verifier or TokenVerification(), distance_budget)
         self.length = length or FixedLength(num_draft_tokens)
         self.num_nodes = drafter.num_nodes if isinstance(drafter, BranchDrafter) else 0  # of a drafted tree
-        self.reads = drafter.reads if isinstance(drafter, LayerReader) else ()
         if self.num_nodes:
             check_tree_rule(self.judge.rule)
         self.context_length: int | None = getattr(target.config, "max_position_embeddings", None)
+        self._model = TargetPass(target, self.context_length, drafter.reads if isinstance(drafter, LayerReader) else ())
         self.timings = Timings()
         RaggedCache(target.config, batch_size=0)  # refuses a target that cannot roll back, before any work
 
@@ -132,14 +127,16 @@ class Decoder:
         on_tokens: OnTokens | None = None,
         on_done: OnDone | None = None,
         on_block: OnBlock | None = None,
+        shown_prompts: Sequence[Sequence[int]] | None = None,
     ) -> list[DecodeResult]:
         """Decode all prompts (token ids), at most max_batch_size (default: all) at a time; results in their order.
 
         A row that ends makes room for a waiting prompt. A sequence that fills the target's context ends with reason
         "length". `on_tokens` hears of each row's new tokens block by block; they add up to the result's tokens.
-        `on_block` hears of each sampled block whole: its tensors live no longer than the call, unless copied. Raises
-        ValueError for an empty prompt, one that leaves no room in the context, a token id out of range, or `on_block`
-        with a drafter of trees.
+        `on_block` hears of each sampled block whole: its tensors live no longer than the call, unless copied.
+        shown_prompts: what processors (see `ProcessorParams`) and stop strings are shown in each prompt's place, such
+        as the prompt with its padding; default the prompts. Raises ValueError for an empty prompt, one that leaves no
+        room in the context, a token id out of range, or `on_block` with a drafter of trees.
         """
         params = params or GenerationParams()
         if on_block is not None and self.num_nodes:
@@ -153,7 +150,9 @@ class Decoder:
         max_batch_size = len(prompts) if max_batch_size is None else max_batch_size
         if prompts and max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size}: must be at least 1.")
-        waiting = deque(self._make_row(index, prompt, params) for index, prompt in enumerate(prompts))
+        rows = zip(prompts, prompts if shown_prompts is None else shown_prompts, strict=True)
+        token_bytes = TokenBytes(self.target.tokenizer) if params.stop_strings else None
+        waiting = deque(self._make_row(index, *row, params, token_bytes) for index, row in enumerate(rows))
         results: list[DecodeResult | None] = [None] * len(prompts)
         self.timings = Timings()
         self.length.begin()
@@ -168,20 +167,27 @@ class Decoder:
         self, waiting: deque[Row], max_batch_size: int, params: GenerationParams, hooks: _Hooks
     ) -> Iterator[Row]:
         """Decode the waiting rows and yield each when it ends."""
-        batch: _Batch | None = None
+        batch: Batch | None = None
         while waiting or batch is not None:
             num_free = max_batch_size - (len(batch.rows) if batch else 0)
             # A prefill holds up the running rows, so room is filled a few prompts at a time.
             if waiting and num_free >= min(len(waiting), max(1, max_batch_size // 4)):
                 touched = [waiting.popleft() for _ in range(min(num_free, len(waiting)))]
-                batch = self._merge(batch, self._prefill(touched, params, hooks))
+                batch = merged(batch, self._prefill(touched, params, hooks), self.drafter)
             else:
                 assert batch is not None
                 touched = list(batch.rows)
                 batch = self._decode_block(batch, params, hooks)
             yield from (row for row in touched if row.is_finished)
 
-    def _make_row(self, index: int, prompt: Sequence[int], params: GenerationParams) -> Row:
+    def _make_row(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        shown_prompt: Sequence[int],
+        params: GenerationParams,
+        token_bytes: TokenBytes | None,
+    ) -> Row:
         if not prompt:
             raise ValueError(f"prompt {index} is empty: give at least one token, such as the tokenizer's BOS.")
         require_known(self.target.tokenizer, prompt, self.target.num_usable, f"prompt {index}")
@@ -194,16 +200,16 @@ class Decoder:
                 )
             limit = min(limit, self.context_length - len(prompt))
         eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
-        return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer)
+        return Row(index, prompt, params, limit, eos_token_ids, self.target.tokenizer, token_bytes, shown_prompt)
 
-    def _prefill(self, rows: list[Row], params: GenerationParams, hooks: _Hooks) -> _Batch | None:
+    def _prefill(self, rows: list[Row], params: GenerationParams, hooks: _Hooks) -> Batch | None:
         """Run the target over the prompts, once over each, and emit each row's first token."""
         started = time.perf_counter()
         device = self.target.device
         numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(row.prompt) for row in rows))}
-        ids_BT = _pad([list(prompt) for prompt in numbers], device)
+        ids_BT = pad_right([list(prompt) for prompt in numbers], device)
         cache = RaggedCache(self.target.config, len(numbers), device, self.target.dtype)
-        hidden_BTH = self._target_pass(ids_BT, cache)
+        hidden_BTH = self._model.run(ids_BT, cache)
         cache.advance([len(prompt) for prompt in numbers])
         lengths = [len(row.prompt) for row in rows]
         if len(numbers) < len(rows):
@@ -212,7 +218,7 @@ class Decoder:
             ids_BT, hidden_BTH = ids_BT[of_row], hidden_BTH[of_row]
         last_B = torch.tensor(lengths, device=device) - 1
         rows_B = torch.arange(len(rows), device=device)
-        raw_BTV = self._logits(hidden_BTH[rows_B, last_B])[:, None]
+        raw_BTV = self._model.logits(hidden_BTH[rows_B, last_B])[:, None]
         draft = Draft(ids_BT[:, :0])
         logits_BTV, uniforms_BU = raw_BTV, None
         if (processor := self._block_processor(rows, params)) is not None:
@@ -229,12 +235,12 @@ class Decoder:
         self.timings.prefill_s += time.perf_counter() - started
         self.timings.prefills += 1
 
-        batch = _Batch(list(rows), cache, self.drafter.start([row.prompt for row in rows]) if self.drafter else None)
+        batch = Batch(list(rows), cache, self.drafter.start([row.prompt for row in rows]) if self.drafter else None)
         next_tokens_BT = ids_BT.roll(-1, dims=1)
         next_tokens_BT[rows_B, last_B] = judged.verdict.next_token_B
         return self._go_on(batch, hidden_BTH, next_tokens_BT, lengths)
 
-    def _decode_block(self, batch: _Batch, params: GenerationParams, hooks: _Hooks) -> _Batch | None:
+    def _decode_block(self, batch: Batch, params: GenerationParams, hooks: _Hooks) -> Batch | None:
         """Draft, verify and emit one block for every row."""
         rows, device = batch.rows, self.target.device
         started = clock = time.perf_counter()
@@ -251,37 +257,26 @@ class Decoder:
             # Always the same number per block, so that a row's stream does not depend on its neighbours.
             uniforms_BU = torch.stack([row.uniforms(2 * num_places + 1) for row in rows]).to(device)
         processor = self._block_processor(rows, params)
-        input_BT = torch.tensor([row.tokens[-1:] for row in rows], device=device)
-        draft = Draft(input_BT[:, :0])
+        draft = Draft(torch.zeros(len(rows), 0, dtype=torch.long, device=device))
         if width > 0:
             assert self.drafter is not None
             draft_uniforms_BK = None if uniforms_BU is None else uniforms_BU[:, : self.num_nodes or width]
             draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK, processor)
             if draft.counts is not None:
                 num_drafted = [min(pair) for pair in zip(num_drafted, draft.counts, strict=True)]
-            input_BT = torch.cat([input_BT, draft.tokens_BK], dim=1)
-        clock = self._book("draft_s", clock)
+        self._book("draft_s", clock)
 
         verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, num_places:]
         if draft.branches is not None:
-            block = TreeBlock(self.target, batch.cache, self.judge.rule, self.context_length, self.timings, self.reads)
-            kept_path = block.decode(rows, draft.branches, num_drafted, verify_uniforms_BU, params.sampling, processor)
+            tree = TreeBlock(self._model, batch.cache, self.judge.rule, self.timings)
+            kept_path = tree.decode(rows, draft.branches, num_drafted, verify_uniforms_BU, params.sampling, processor)
             judged, hidden_BTH, input_BT = kept_path.judged, kept_path.hidden_BTH, kept_path.tokens_BT
-            clock = time.perf_counter()
         else:
-            hidden_BTH = self._target_pass(input_BT, batch.cache)
-            raw_BTV = self._logits(hidden_BTH)
-            self.timings.target_passes += 1
-            clock = self._book("target_s", clock)
-
-            logits_BTV = raw_BTV
-            if processor is not None:
-                logits_BTV = self.target.hide_padding(processor.target(raw_BTV, draft.tokens_BK, num_drafted))
-            final_BTH = self.target.final(hidden_BTH)
-            judged = self.judge.judge(
-                rows, logits_BTV, raw_BTV, draft, num_drafted, verify_uniforms_BU, params.sampling, final_BTH
+            chain = ChainBlock(self._model, batch.cache, self.judge, self.timings)
+            judged, hidden_BTH, input_BT = chain.decode(
+                rows, draft, num_drafted, verify_uniforms_BU, params.sampling, processor
             )
-        verdict = judged.verdict
+        clock, verdict = time.perf_counter(), judged.verdict
         num_emitted = [row.emit_block(emission) for row, emission in zip(rows, judged.emissions, strict=True)]
         if processor is not None:
             processor.raise_if_reached(num_emitted)
@@ -306,24 +301,12 @@ class Decoder:
             return None
         eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         processors = Processors(params.processors, eos_token_ids, self.target.vocab_size)
-        return BlockProcessor(processors, [row.prompt for row in rows], [row.tokens for row in rows])
+        shown = [row.shown_prompt for row in rows]
+        return BlockProcessor(processors, [row.prompt for row in rows], [row.tokens for row in rows], shown)
 
-    def _target_pass(self, ids_BT: Tensor, cache: RaggedCache) -> Tensor:
-        """Last hidden states [B, T, H] of the new tokens; the cache gets their entries, but not yet the lengths."""
-        num_new = ids_BT.shape[1]
-        positions_BT = cache.positions(num_new)
-        if self.context_length is not None and cache.longest + num_new > self.context_length:
-            # Only padding stands there, but a table of learned positions ends at the context's length.
-            positions_BT = positions_BT.clamp(max=self.context_length - 1)
-        return self.target.hidden(ids_BT, cache.attention_masks(num_new), positions_BT, cache, self.reads)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Of what a pass gave [..., H]: [..., V], float32."""
-        return self.target.hide_padding(self.target.logits(self.target.final(hidden)))
-
-    def _go_on(self, batch: _Batch, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: list[int]) -> _Batch | None:
+    def _go_on(self, batch: Batch, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: list[int]) -> Batch | None:
         """Drop the rows that have ended, and let the drafter take in the pass for those that go on."""
-        kept = _fill_holes([row.is_finished for row in batch.rows])
+        kept = fill_holes([row.is_finished for row in batch.rows])
         if not kept:
             return None
         if kept != list(range(len(batch.rows))):
@@ -341,15 +324,6 @@ class Decoder:
             self._book("draft_s", clock)
         return batch
 
-    def _merge(self, batch: _Batch | None, joined: _Batch | None) -> _Batch | None:
-        if batch is None or joined is None:
-            return joined or batch
-        batch.rows += joined.rows
-        batch.cache.extend(joined.cache)
-        if self.drafter is not None:
-            self.drafter.extend(batch.draft_state, joined.draft_state)
-        return batch
-
     def _book(self, part: str, since: float) -> float:
         """Add the time since then to a part of the timings; returns now."""
         now = time.perf_counter()
@@ -360,17 +334,3 @@ class Decoder:
 def _report(row: Row, num_emitted: int, on_tokens: OnTokens | None) -> None:
     if on_tokens is not None and num_emitted:
         on_tokens(row.index, row.tokens[-num_emitted:], row.verdicts[-num_emitted:])
-
-
-def _pad(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Token ids [B, T], padded with 0 on the right, where nothing real ever looks."""
-    longest = max(len(prompt) for prompt in prompts)
-    return torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
-
-
-def _fill_holes(finished: Sequence[bool]) -> list[int]:
-    """Rows that go on, in an order that moves few of them: each hole is filled from the end."""
-    kept = [row for row, is_finished in enumerate(finished) if not is_finished]
-    num_kept = len(kept)
-    from_end = [row for row in kept if row >= num_kept]
-    return [row if not finished[row] else from_end.pop() for row in range(num_kept)]

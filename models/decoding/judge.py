@@ -30,6 +30,11 @@ class Judgement:
     emissions: list[Emission]
     block: Block | None
 
+    @property
+    def ill_rows(self) -> list[int]:
+        """Rows whose pass was no number at some place, kept or not."""
+        return [row for row, emission in enumerate(self.emissions) if emission.met_ill]
+
 
 class Judge:
     """Applies one rule, within a budget for each sequence.
@@ -80,7 +85,7 @@ class Judge:
                 draft.hidden_BKH,
             )
             verdict, num_drafted_B = self.rule.verify(block), block.num_drafted_B
-        emissions = make_emissions(verdict, draft.tokens_BK, num_drafted_B, is_ill_BT)
+        emissions = make_emissions(verdict, draft.tokens_BK, num_drafted_B, is_ill_BT, is_ill_BT.any(dim=1))
         if any(row.wants_logprobs for row in rows):
             emissions = with_logprobs(emissions, verdict, raw_BTV, probs_BTV, self.rule.knows_law)
         return Judgement(verdict, emissions, block)
@@ -101,17 +106,18 @@ def _before_nan(draft: Draft, num_drafted_B: Tensor) -> Tensor:
 
 
 def make_emissions(
-    verdict: Verdict, draft_tokens_BK: Tensor, num_drafted_B: Tensor, is_ill_BT: Tensor
+    verdict: Verdict, draft_tokens_BK: Tensor, num_drafted_B: Tensor, is_ill_BT: Tensor, met_ill_B: Tensor
 ) -> list[Emission]:
-    """One a row, brought to the CPU."""
+    """One a row, brought to the CPU. is_ill_BT: places without a law; met_ill_B: rows whose pass had one anywhere."""
     is_ill_B = is_ill_BT.gather(1, verdict.num_accepted_B[:, None])[:, 0]
     columns = [verdict.num_accepted_B, verdict.next_token_B, num_drafted_B, verdict.is_bonus_B.long(), is_ill_B.long()]
+    columns.append(met_ill_B.long())
     numbers = torch.stack(columns, dim=1).tolist()
     drafted = draft_tokens_BK.tolist()
     distances = verdict.distances_BK.tolist() if verdict.distances_BK is not None else None
     relaxed = verdict.relaxed_BK.tolist() if verdict.relaxed_BK is not None else None
     emissions = []
-    for b, (num_accepted, next_token, num_drafted, is_bonus, is_ill) in enumerate(numbers):
+    for b, (num_accepted, next_token, num_drafted, is_bonus, is_ill, met_ill) in enumerate(numbers):
         verdicts: list[TokenVerdict] = ["accepted"] * num_accepted
         if relaxed is not None:
             verdicts = ["relaxed" if flag else "accepted" for flag in relaxed[b][:num_accepted]]
@@ -127,6 +133,7 @@ def make_emissions(
                 num_accepted,
                 [] if distances is None else distances[b][: min(num_accepted + 1, num_drafted)],
                 is_invalid=bool(is_ill),
+                met_ill=bool(met_ill),
             )
         )
     return emissions

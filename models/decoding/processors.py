@@ -2,7 +2,7 @@
 
 p is the softmax of the processed logits, so a place of a block must be shown exactly the prefix that plain decoding
 would have shown there: the prompt, all that was emitted, and the drafted tokens before the place. `Processors` does one
-prefix, `BlockProcessor` every place of a block. Temperature, top-k, top-p and min-p come afterwards, in `sampling`.
+prefix, `block_processor` every place of a block. Temperature, top-k, top-p and min-p come afterwards, in `sampling`.
 
 Shape suffixes: B rows, K drafted tokens, T positions (of a block: K + 1 places), V vocabulary.
 """
@@ -16,47 +16,10 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
+from models.decoding.custom_processors import LogitsProcessor, check_custom
+
 # (prompt, generated) -> the tokens that may come next, as ids or, faster where they are many, as a bool mask [V]
 AllowedTokens = Callable[[tuple[int, ...], tuple[int, ...]], Collection[int] | Tensor]
-# transformers' convention: (input_ids [1, T], scores [1, V]) -> scores [1, V]
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
-
-# Of transformers' processors, those whose result depends on (input_ids, scores) alone, whatever was called before.
-_PURE = frozenset(
-    {
-        hf.EpsilonLogitsWarper,
-        hf.EtaLogitsWarper,
-        hf.ForcedBOSTokenLogitsProcessor,
-        hf.ForcedEOSTokenLogitsProcessor,
-        hf.LogitNormalization,
-        hf.MinLengthLogitsProcessor,
-        hf.MinPLogitsWarper,
-        hf.SequenceBiasLogitsProcessor,
-        hf.SuppressTokensLogitsProcessor,
-        hf.TemperatureLogitsWarper,
-        hf.TopHLogitsWarper,
-        hf.TopKLogitsWarper,
-        hf.TopPLogitsWarper,
-        hf.TypicalLogitsWarper,
-        hf.WatermarkLogitsProcessor,
-    }
-)
-_ONE_PROMPT = "it is made for one prompt, or for one length of prompt, and rows differ in theirs"
-_REFUSED = {
-    hf.EncoderNoRepeatNGramLogitsProcessor: _ONE_PROMPT,
-    hf.EncoderRepetitionPenaltyLogitsProcessor: _ONE_PROMPT,
-    hf.ExponentialDecayLengthPenalty: _ONE_PROMPT,
-    hf.InfNanRemoveLogitsProcessor: "it makes the -inf of forbidden tokens a number again",
-    hf.MinNewTokensLengthLogitsProcessor: f"{_ONE_PROMPT}; use min_new_tokens",
-    hf.NoBadWordsLogitsProcessor: "there is an option for it; use bad_words_ids",
-    hf.NoRepeatNGramLogitsProcessor: "there is an option for it; use no_repeat_ngram_size",
-    hf.PrefixConstrainedLogitsProcessor: "it goes by a row's place in the batch; use allowed_tokens",
-    hf.RepetitionPenaltyLogitsProcessor: "there is an option for it; use repetition_penalty",
-    hf.SuppressTokensAtBeginLogitsProcessor: _ONE_PROMPT,
-    hf.SynthIDTextWatermarkLogitsProcessor: "it remembers earlier calls, rolled back or not",
-    hf.UnbatchedClassifierFreeGuidanceLogitsProcessor: "it runs the model on a cache of its own that never rolls back",
-}
-_UNKNOWN = "it is not known to depend on the text so far alone"
 
 
 @dataclass(frozen=True)
@@ -69,6 +32,8 @@ class ProcessorParams:
     no_repeat_ngram_size: no n-gram of prompt and output comes twice. bad_words_ids: sequences whose last token is
     forbidden after the others. min_new_tokens: EOS is forbidden among the output's first tokens. allowed_tokens: a
     grammar. custom: objects like transformers' LogitsProcessor, called with one row at a time, last of all.
+    All count from the first token of the row's own prompt. Where a caller shows the processors another prompt than the
+    decoder reads (`Decoder.generate`, shown_prompts: one with its padding), n-grams, bad words and custom see that one.
     """
 
     repetition_penalty: float = 1.0
@@ -104,26 +69,12 @@ class ProcessorParams:
         if not isinstance(self.custom, tuple):
             raise ValueError(f"custom={self.custom!r}: must be a tuple of logits processors.")
         for index, processor in enumerate(self.custom):
-            _check_custom(index, processor)
+            check_custom(index, processor)
 
     @property
     def is_empty(self) -> bool:
         """Whether the logits stay as they are."""
         return self == ProcessorParams()
-
-
-def _check_custom(index: int, processor: object) -> None:
-    """Accept what is known, or says, to depend on the prefix alone. Known by exact type: a subclass may differ."""
-    name = type(processor).__name__
-    if not callable(processor):
-        raise ValueError(f"custom[{index}]={name}: must be callable with (input_ids, scores).")
-    if type(processor) in _PURE or getattr(processor, "depends_only_on_prefix", False) is True:
-        return
-    raise ValueError(
-        f"custom[{index}]={name} is refused: {_REFUSED.get(type(processor), _UNKNOWN)}. A processor is called one row "
-        "at a time, several times a block, with texts that may be rolled back. Leave it out, or use a class that says "
-        "depends_only_on_prefix = True, and whose result depends on (input_ids, scores) alone."
-    )
 
 
 @dataclass(frozen=True)
@@ -133,10 +84,17 @@ class _Prefix:
     prompt: tuple[int, ...]
     generated: tuple[int, ...]
     device: torch.device
+    shown: tuple[int, ...]  # the prompt, or the prompt with its padding
 
     @cached_property
     def text_1T(self) -> Tensor:
         return torch.tensor([self.prompt + self.generated], dtype=torch.long, device=self.device)
+
+    @cached_property
+    def shown_1T(self) -> Tensor:
+        if self.shown == self.prompt:
+            return self.text_1T
+        return torch.tensor([self.shown + self.generated], dtype=torch.long, device=self.device)
 
     @cached_property
     def generated_1T(self) -> Tensor:
@@ -166,23 +124,29 @@ class Processors:
         """Whether the logits stay as they are."""
         return not self._steps
 
-    def apply(self, logits_V: Tensor, prompt: Sequence[int], generated: Sequence[int]) -> Tensor:
+    def apply(
+        self, logits_V: Tensor, prompt: Sequence[int], generated: Sequence[int], shown: Sequence[int] | None = None
+    ) -> Tensor:
         """Processed logits [V] of the token after prompt and generated: a new tensor, float32, float64 for float64.
+
+        shown: the prompt as `ProcessorParams` says that some steps see it; None: as it is.
 
         Logits without a law (NaN, +inf, or nothing but -inf) come back as they are. ValueError, with the option's name,
         where a processor leaves no token to choose, makes NaN or +inf, or returns anything but scores [1, V].
         """
         assert logits_V.shape == (self.vocab_size,), f"logits {tuple(logits_V.shape)}, not [{self.vocab_size}]"
-        scores_1V = _widen(logits_V)[None].clone()
+        scores_1V = widen(logits_V)[None].clone()
         if not scores_1V.amax().isfinite():
             return scores_1V[0]
-        prefix = _Prefix(tuple(prompt), tuple(generated), logits_V.device)
+        shown = prompt if shown is None else shown
+        prefix = _Prefix(tuple(prompt), tuple(generated), logits_V.device, tuple(shown))
         for name, step in self._steps:
             scores_1V = _checked(name, step(prefix, scores_1V), scores_1V, prefix)
         return scores_1V[0]
 
 
-def _widen(logits: Tensor) -> Tensor:
+def widen(logits: Tensor) -> Tensor:
+    """Float32, or float64 as it is."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -191,27 +155,27 @@ def _make_steps(params: ProcessorParams, eos_token_ids: list[int]) -> list[tuple
     steps: list[tuple[str, _Step]] = []
     if params.repetition_penalty != 1.0:
         repetition = hf.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty))
-        steps.append(("repetition_penalty", _on_text(repetition)))
+        steps.append(("repetition_penalty", lambda prefix, scores_1V: repetition(prefix.text_1T, scores_1V)))
     if params.frequency_penalty or params.presence_penalty:
         counts = _count_penalty(params.frequency_penalty, params.presence_penalty)
         steps.append(("frequency_penalty, presence_penalty", counts))
     if params.no_repeat_ngram_size:
         ngrams = hf.NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size)
-        steps.append(("no_repeat_ngram_size", _on_text(ngrams)))
+        steps.append(("no_repeat_ngram_size", _on_shown(ngrams)))
     if params.bad_words_ids:
         bad_words = hf.NoBadWordsLogitsProcessor([list(word) for word in params.bad_words_ids])
-        steps.append(("bad_words_ids", _on_text(bad_words)))
+        steps.append(("bad_words_ids", _on_shown(bad_words)))
     if params.min_new_tokens and eos_token_ids:
         steps.append(("min_new_tokens", _min_length(params.min_new_tokens, eos_token_ids)))
     if params.allowed_tokens is not None:
         steps.append(("allowed_tokens", _allowed_only(params.allowed_tokens)))
     for index, processor in enumerate(params.custom):
-        steps.append((f"custom[{index}] ({type(processor).__name__})", _on_text(processor)))
+        steps.append((f"custom[{index}] ({type(processor).__name__})", _on_shown(processor)))
     return steps
 
 
-def _on_text(processor: LogitsProcessor) -> _Step:
-    return lambda prefix, scores_1V: processor(prefix.text_1T, scores_1V)
+def _on_shown(processor: LogitsProcessor) -> _Step:
+    return lambda prefix, scores_1V: processor(prefix.shown_1T, scores_1V)
 
 
 def _count_penalty(frequency: float, presence: float) -> _Step:
@@ -272,113 +236,3 @@ def _checked(name: str, scores: object, before_1V: Tensor, prefix: _Prefix) -> T
     if not math.isfinite(best):
         raise ValueError(f"{name} made a logit {best} {where}: must be finite, or -inf to forbid the token.")
     return scores.to(before_1V.dtype)
-
-
-class BlockProcessor:
-    """The processors for one block of a batch: place k of a row sees its text and the first k drafted tokens.
-
-    Places that plain decoding may never come to (behind a stop string, say) can make a grammar fail: the error waits
-    until `raise_if_reached` knows better.
-    """
-
-    def __init__(
-        self, processors: Processors, prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
-    ) -> None:
-        """prompts, generated: of each row, without drafted tokens; the root belongs to generated."""
-        self._processors = processors
-        self._prompts = [tuple(prompt) for prompt in prompts]
-        self._generated = [tuple(tokens) for tokens in generated]
-        self._failures: dict[int, tuple[int, Exception]] = {}  # row: (place, error)
-        self._tree_failures: dict[tuple[int, int], Exception] = {}  # (row, place of its tree): error
-
-    def draft(self, logits_BV: Tensor, drafted: Sequence[Tensor]) -> Tensor:
-        """A drafter's logits [B, V] at place len(drafted), processed. drafted: tokens [B] at the places before it.
-
-        A row whose processors fail keeps its logits: a draft is only proposed, and `target` meets the failure again if
-        it comes from the text. (It need not: a grammar may want a token that a reduced draft vocabulary lacks.)
-        """
-        if self._processors.is_empty:
-            return logits_BV
-        assert logits_BV.shape == (len(self._prompts), self._processors.vocab_size)
-        drafted_BK = torch.stack(list(drafted), dim=1).tolist() if drafted else [[]] * len(logits_BV)
-        rows = []
-        for b, logits_V in enumerate(logits_BV):
-            try:
-                rows.append(self._apply(b, logits_V, drafted_BK[b]))
-            except Exception:
-                rows.append(_widen(logits_V))
-        return torch.stack(rows)
-
-    def target(self, logits_BTV: Tensor, drafted_BK: Tensor, num_drafted: Sequence[int]) -> Tensor:
-        """The target's logits [B, K + 1, V], processed at places 0 .. num_drafted[b] of row b. Not in place.
-
-        Left as they are: places behind a drafted token with p = 0, which no rule accepts, and those from a failure on.
-        Raises what the processors raise at place 0.
-        """
-        if self._processors.is_empty:
-            return logits_BTV
-        scores_BTV = _widen(logits_BTV).clone()
-        for b, (tokens, count) in enumerate(zip(drafted_BK.tolist(), num_drafted, strict=True)):
-            self._process_row(b, scores_BTV[b], tokens[:count])
-        return scores_BTV
-
-    def target_tree(
-        self, logits_BTV: Tensor, tokens_BN: Tensor, drafted_BN: Tensor, parents: Sequence[tuple[int, ...]]
-    ) -> Tensor:
-        """The same for a drafted tree a row (`drafters.base.Branches`): place n + 1 sees the path down to node n.
-
-        `follow` must then be told the path that was kept, before `raise_if_reached` is asked.
-        """
-        if self._processors.is_empty:
-            return logits_BTV
-        scores_BTV = _widen(logits_BTV).clone()
-        rows = zip(tokens_BN.tolist(), drafted_BN.tolist(), parents, strict=True)
-        for b, (tokens, drafted, above) in enumerate(rows):
-            self._process_tree(b, scores_BTV[b], tokens, drafted, above)
-        return scores_BTV
-
-    def follow(self, paths: Sequence[Sequence[int]]) -> None:
-        """The places of its tree that each row has kept, the root (0) first: from here on they count as a chain."""
-        for b, path in enumerate(paths):
-            failed = [depth for depth, place in enumerate(path) if (b, place) in self._tree_failures]
-            if failed:
-                self._failures[b] = (failed[0], self._tree_failures[b, path[failed[0]]])
-
-    def raise_if_reached(self, num_emitted: Sequence[int]) -> None:
-        """Raise what failed at a place that gave its row a token; num_emitted[b]: tokens that the block gave row b."""
-        for b, (place, error) in self._failures.items():
-            if num_emitted[b] > place:
-                raise error
-
-    def _process_row(self, b: int, scores_TV: Tensor, tokens: Sequence[int]) -> None:
-        """In place."""
-        for place in range(len(tokens) + 1):
-            try:
-                scores_TV[place] = self._apply(b, scores_TV[place], tokens[:place])
-            except Exception as error:
-                if place == 0:
-                    raise
-                self._failures[b] = (place, error)
-                return
-            if place < len(tokens) and scores_TV[place, tokens[place]] == -torch.inf:
-                return
-
-    def _process_tree(
-        self, b: int, scores_TV: Tensor, tokens: Sequence[int], drafted: Sequence[bool], parents: tuple[int, ...]
-    ) -> None:
-        """In place."""
-        scores_TV[0] = self._apply(b, scores_TV[0], ())
-        paths: dict[int, tuple[int, ...]] = {-1: ()}  # of the nodes that plain decoding may come to
-        for node, (token, is_drafted, parent) in enumerate(zip(tokens, drafted, parents, strict=True)):
-            if not is_drafted or parent not in paths or scores_TV[parent + 1, token] == -torch.inf:
-                continue
-            path = (*paths[parent], token)
-            try:
-                scores_TV[node + 1] = self._apply(b, scores_TV[node + 1], path)
-            except Exception as error:
-                self._tree_failures[b, node + 1] = error
-                continue
-            paths[node] = path
-
-    def _apply(self, b: int, logits_V: Tensor, drafted: Sequence[int]) -> Tensor:
-        return self._processors.apply(logits_V, self._prompts[b], (*self._generated[b], *drafted))

@@ -11,7 +11,7 @@ from torch import Tensor
 from models.decoding.counters import Counters
 from models.decoding.processors import ProcessorParams
 from models.decoding.sampling import SamplingParams
-from models.decoding.stops import Detokenizer, FinishReason, StopChecker
+from models.decoding.stops import Detokenizer, FinishReason, StopChecker, TokenBytes
 
 # How a token came to be: from the prompt's own pass; drafted and accepted; drafted, accepted, and lossless token
 # verification would have rejected it under the same random number; drawn in place of a rejected one; drawn from p after
@@ -38,6 +38,8 @@ class TokenLogprobs(NamedTuple):
 class GenerationParams:
     """What to generate for every prompt of a call.
 
+    stop_strings: the token in which one of them ends is the last, wherever it began: in the prompt as well, or in a
+    special token's name (see `stops`).
     first_stream: prompt i draws from random stream first_stream + i of the seed, so that calls can share prompts out.
     """
 
@@ -57,14 +59,17 @@ class GenerationParams:
             raise ValueError(f"min_new_tokens={least}: must be at most max_new_tokens={self.max_new_tokens}.")
         if isinstance(self.stop_strings, str) or not all(self.stop_strings):
             raise ValueError(f"stop_strings={self.stop_strings!r}: must be a tuple of strings that are not empty.")
+        for stop in self.stop_strings:
+            if not stop.isascii() and any("\ud800" <= character <= "\udfff" for character in stop):
+                raise ValueError(f"stop_strings has {stop!r}: half a character (a lone surrogate) is never written.")
 
 
 @dataclass(frozen=True)
 class Emission:
     """What one pass gives one row, before the first stop cuts it: the accepted tokens and one more.
 
-    is_invalid: the target's logits where that one more belongs were no numbers, and it is missing. distances: what each
-    token adds to the certificate.
+    is_invalid: the target's logits where that one more belongs were no numbers, and it is missing. met_ill: they were
+    none at some place of the pass, kept or not. distances: what each token adds to the certificate.
     """
 
     tokens: list[int]
@@ -74,6 +79,7 @@ class Emission:
     distances: Sequence[float] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     is_invalid: bool = False
+    met_ill: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,16 @@ class Row:
         limit: int,
         eos_token_ids: Collection[int],
         tokenizer: Detokenizer,
+        token_bytes: TokenBytes | None = None,
+        shown_prompt: Sequence[int] | None = None,
     ) -> None:
-        """`index`: place of the prompt in the call. `limit`: most tokens to emit."""
+        """`index`: place of the prompt in the call. `limit`: most tokens to emit.
+
+        token_bytes: the tokenizer's, needed for stop strings. shown_prompt: see `Decoder.generate`.
+        """
         self.index = index
         self.prompt = list(prompt)
+        self.shown_prompt = self.prompt if shown_prompt is None else list(shown_prompt)
         self.tokens: list[int] = []
         self.verdicts: list[TokenVerdict] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -120,7 +132,7 @@ class Row:
         self.counters = Counters()
         self._tokenizer = tokenizer
         self.wants_logprobs = params.logprobs
-        self._stop = StopChecker(limit, eos_token_ids, params.stop_strings, tokenizer)
+        self._stop = StopChecker(limit, eos_token_ids, params.stop_strings, token_bytes, self.shown_prompt)
         self._generator = torch.Generator().manual_seed(stream_seed(params.seed, params.first_stream + index))
 
     @property
@@ -171,10 +183,7 @@ class Row:
         """The finished sequence."""
         reason = self._stop.reason
         assert reason is not None
-        if self._stop.text is not None and self._stop.stop_at is not None:
-            text = self._stop.text.text[: self._stop.stop_at]
-        else:
-            text = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
+        text = self._stop.text(self.tokens, self._tokenizer)
         logprobs = self.logprobs if self.wants_logprobs else None
         return DecodeResult(self.tokens, self.verdicts, text, reason, self.counters, self.certificate, logprobs)
 

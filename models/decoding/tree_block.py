@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import RaggedCache
 from models.decoding.counters import Timings
 from models.decoding.drafters.base import Branches
 from models.decoding.judge import Judgement
-from models.decoding.processors import BlockProcessor
 from models.decoding.rows import Row
 from models.decoding.sampling import SamplingParams
+from models.decoding.target_pass import TargetPass
 from models.decoding.tree_entries import keep_path, lineage, tree_masks, tree_positions
 from models.decoding.tree_judge import along, judge_tree, parents_of
 from models.decoding.verification.base import Rule
-from models.target import Target
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,10 @@ class KeptPath:
 class TreeBlock:
     """What a block of trees needs of the decoder."""
 
-    target: Target
+    model: TargetPass
     cache: RaggedCache
     rule: Rule
-    context_length: int | None
     timings: Timings
-    reads: tuple[int, ...] = ()  # the target's layers that the drafter reads
 
     def decode(
         self,
@@ -61,20 +59,31 @@ class TreeBlock:
     ) -> KeptPath:
         """Run, judge, and move entries; the cache's lengths stay. most_drafted[b]: depth at which row b's tree ends."""
         clock = time.perf_counter()
-        root_B1 = torch.tensor([row.tokens[-1:] for row in rows], device=self.target.device)
+        root_B1 = torch.tensor([row.tokens[-1:] for row in rows], device=self.model.target.device)
         ids_BT = torch.cat([root_B1, branches.tokens_BN], dim=1)
         branches = _within(branches, most_drafted)
         hidden_BTH = self._pass(ids_BT, branches)
-        raw_BTV = self._logits(hidden_BTH)
+        raw_BTV = self.model.logits(hidden_BTH)
         self.timings.target_passes += 1
         self.timings.target_s += time.perf_counter() - clock
 
         clock = time.perf_counter()
-        logits_BTV = raw_BTV
-        if processor is not None:
-            processed_BTV = processor.target_tree(raw_BTV, branches.tokens_BN, branches.drafted_BN, branches.parents)
-            logits_BTV = self.target.hide_padding(processed_BTV)
-        judged, path_BT = judge_tree(self.rule, rows, logits_BTV, raw_BTV, branches, uniforms_BU, sampling)
+
+        def judge(raw_BTV: Tensor) -> tuple[Judgement, Tensor]:
+            logits_BTV = raw_BTV
+            if processor is not None:
+                processed_BTV = processor.target_tree(
+                    raw_BTV, branches.tokens_BN, branches.drafted_BN, branches.parents
+                )
+                logits_BTV = self.model.target.hide_padding(processed_BTV)
+            return judge_tree(self.rule, rows, logits_BTV, raw_BTV, branches, uniforms_BU, sampling)
+
+        judged, path_BT = judge(raw_BTV)
+        if ill := judged.ill_rows:
+            hidden_BTH, raw_BTV = self.model.compute_again(
+                ill, ids_BT, branches.parents, self.cache, hidden_BTH, raw_BTV
+            )
+            judged, path_BT = judge(raw_BTV)
         counts = [emission.num_accepted + 1 for emission in judged.emissions]
         if processor is not None:
             processor.follow([path[:count] for path, count in zip(path_BT.tolist(), counts, strict=True)])
@@ -91,16 +100,11 @@ class TreeBlock:
             parents_BN = torch.cat([parents_BN, _shifted(side.parents, parents_BN)], dim=1)
         sees_BTT, depths_BT = lineage(parents_BN)
         positions_BT = tree_positions(self.cache, depths_BT)
-        if self.context_length is not None:
-            positions_BT = positions_BT.clamp(max=self.context_length - 1)  # none that is kept stands there
         masks = tree_masks(self.cache, sees_BTT, depths_BT)
-        hidden_BTH = self.target.hidden(ids_BT, masks, positions_BT, self.cache, self.reads)
+        hidden_BTH = self.model.run_with(ids_BT, masks, positions_BT, self.cache)
         if side is not None:
-            side.watch(self._logits(hidden_BTH[:, -side.num_watched :]).argmax(dim=-1))
+            side.watch(self.model.logits(hidden_BTH[:, -side.num_watched :]).argmax(dim=-1))
         return hidden_BTH[:, :num_places]
-
-    def _logits(self, hidden_BTH: Tensor) -> Tensor:
-        return self.target.hide_padding(self.target.logits(self.target.final(hidden_BTH)))
 
 
 def _within(branches: Branches, most_drafted: Sequence[int]) -> Branches:

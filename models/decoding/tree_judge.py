@@ -64,6 +64,7 @@ def judge_tree(
     places the path is filled up with 0.
     """
     is_ill_BT = ~logits_BTV.amax(dim=-1).isfinite()  # NaN, +inf, or nothing but -inf
+    met_ill_B = is_ill_BT.any(dim=1)
     branches = _before_nan(branches, is_ill_BT)
     probs_BTV = None if uniforms_BU is None else transform_logits(logits_BTV, sampling)
     found = _verify(rule, branches, logits_BTV.argmax(dim=-1), probs_BTV, uniforms_BU)
@@ -71,7 +72,7 @@ def judge_tree(
 
     verdict = Verdict(found.num_accepted_B, found.next_token_B, found.is_bonus_B)
     chain_BD = branches.tokens_BN.gather(1, found.path_BD.clamp(min=0))
-    emissions = make_emissions(verdict, chain_BD, _depths(branches), is_ill_BT.gather(1, path_BT))
+    emissions = make_emissions(verdict, chain_BD, _depths(branches), is_ill_BT.gather(1, path_BT), met_ill_B)
     if any(row.wants_logprobs for row in rows):
         probs_BTV = None if probs_BTV is None else along(probs_BTV, path_BT)
         emissions = with_logprobs(emissions, verdict, along(raw_BTV, path_BT), probs_BTV, rule.knows_law)

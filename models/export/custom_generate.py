@@ -92,11 +92,12 @@ class SpeculativeGenerate:
         prompts = unpad(input_ids, model_kwargs.get("attention_mask"))
         width = input_ids.shape[1]
         pads = [width - len(prompt) for prompt in prompts]
-        limit, eos_token_ids, stop_strings = read_criteria(stopping_criteria, width)
-        sampling, processors = read_processors(logits_processor, bool(generation_config.do_sample), width, pads)
+        limit, eos_token_ids, stop_strings = read_criteria(stopping_criteria, width, self.decoder.target.tokenizer)
+        do_sample = bool(generation_config.do_sample)
+        sampling, processors = read_processors(logits_processor, do_sample, width, pads, eos_token_ids)
         seed = 0 if sampling.is_greedy else int(torch.randint(MAX_SEED, ()))
         params = GenerationParams(limit, sampling, seed, stop_strings, eos_token_ids, processors)
-        self.results = self.decoder.generate(prompts, params, on_tokens=on_tokens)
+        self.results = self.decoder.generate(prompts, params, on_tokens=on_tokens, shown_prompts=input_ids.tolist())
         # As generate has it: without a padding token, the first EOS pads.
         pad = generation_config.pad_token_id
         pad = next(iter(eos_token_ids), 0) if pad is None else pad

@@ -109,7 +109,8 @@ class RecursiveHead(DraftHead):
     def start(self, batch_size: int) -> RecursiveState:
         target = self.target.get
         types = ["full_attention"] * len(self.layers)
-        cache = RaggedCache(self._layer_config(), batch_size, target.device, self.trainable_dtype(), layer_types=types)
+        dtype = self.trainable_dtype()
+        cache = RaggedCache(self._layer_config(), batch_size, target.device, dtype, layer_types=types, finite=True)
         zeros_BH = torch.zeros(batch_size, self.hidden_size, device=target.device)
         return RecursiveState(0, cache, zeros_BH, zeros_BH)
 

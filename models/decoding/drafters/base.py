@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from models.decoding.processors import BlockProcessor
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.sampling import SamplingParams
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.stop import DraftStop, Stopping
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 
 

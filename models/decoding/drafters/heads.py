@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from models.checkpoint import heads_record, load_heads
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.drawing import Drawing, Prefix
 from models.decoding.drafters.options import DrafterContext, DrafterOptions
 from models.decoding.drafters.pairs import Pairs, join_pairs
 from models.decoding.drafters.stop import DraftStop
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.heads.base import DraftHead, HeadState
 

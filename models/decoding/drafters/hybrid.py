@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.drawing import Prefix
 from models.decoding.drafters.heads import HeadsDrafter
@@ -28,7 +29,6 @@ from models.decoding.drafters.model import ModelDrafter
 from models.decoding.drafters.options import DrafterContext, DrafterOptions, build_drafter, part_of
 from models.decoding.drafters.text import TextDrafter
 from models.decoding.estimates import KeepRates, Line
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 
 # Matches of these lengths and more are told apart.

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Branches, Draft, SideNodes
 from models.decoding.drafters.options import DrafterContext, DrafterOptions, settings_record
 from models.decoding.drafters.text import TextRows
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.target import Target
 

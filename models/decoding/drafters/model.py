@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint import model_record
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import RaggedCache
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.drawing import Drawing, Prefix
 from models.decoding.drafters.options import DrafterContext, DrafterOptions
 from models.decoding.drafters.stop import DraftStop
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.heads.base import last_kept
 from models.quantization import NONE
@@ -72,7 +72,7 @@ class ModelDrafter:
 
     def start(self, prompts: Sequence[Sequence[int]]) -> ModelState:
         """See `Drafter.start`."""
-        cache = RaggedCache(self.draft.config, len(prompts), self.draft.device, self.draft.dtype)
+        cache = RaggedCache(self.draft.config, len(prompts), self.draft.device, self.draft.dtype, finite=True)
         return ModelState(cache, [[prompt[0]] for prompt in prompts])
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ class ModelDrafter:
         ]
         rows = [[*unread[:n], *more] for unread, n, more in zip(state.unread, settled, given, strict=True)]
         width = max(1, *map(len, rows))
-        ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.draft.device)
+        ids_BT = torch.tensor([row + (row[-1:] or [0]) * (width - len(row)) for row in rows], device=self.draft.device)
         state.unread = [unread[n:] for unread, n in zip(state.unread, settled, strict=True)]
         state.num_drafted_entries += len(drafted)
         return self._pass(state, ids_BT, [len(row) for row in rows])

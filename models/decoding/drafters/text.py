@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.target import Target
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from models.checkpoint import heads_record, load_heads, read_config
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Branches, Draft
 from models.decoding.drafters.heads import HeadRows, HeadsState
 from models.decoding.drafters.options import DrafterContext, DrafterOptions, settings_record
 from models.decoding.drafters.tree_shapes import Level, best_tree, levels_of, monotone
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, transform_logits
 from models.decoding.verification.tree import draw_without_replacement
 from models.heads.base import DraftHead, HeadState, below

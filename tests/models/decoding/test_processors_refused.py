@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from models.decoding import processors
+from models.decoding import custom_processors
 from models.decoding.processors import ProcessorParams, Processors
 from models.tiny import make_tiny_target
 
@@ -46,7 +46,7 @@ PURE = [
 
 def test_accepted_processors_keep_their_promise() -> None:
     """The result depends on the row's own prefix alone: not on earlier calls, not on other rows."""
-    assert {type(processor) for processor in PURE} == processors._PURE
+    assert {type(processor) for processor in PURE} == custom_processors._PURE
     generator = torch.Generator().manual_seed(0)
     for processor in PURE:
         ProcessorParams(custom=(processor,))
@@ -101,7 +101,7 @@ def test_refuses_custom_processors(processor: Any, reason: str) -> None:
 
 
 def test_every_refusal_is_tested() -> None:
-    assert {type(processor) for processor, _ in REFUSED} >= set(processors._REFUSED)
+    assert {type(processor) for processor, _ in REFUSED} >= set(custom_processors._REFUSED)
 
 
 @pytest.mark.parametrize(

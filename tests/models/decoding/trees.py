@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.decoder import Decoder
 from models.decoding.drafters.base import Branches, Draft, SideNodes
-from models.decoding.processors import BlockProcessor
 from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams, transform_logits
 from models.decoding.verification.tree import children_of, draw_without_replacement

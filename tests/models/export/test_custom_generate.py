@@ -30,6 +30,7 @@ from models.export.generate_arguments import read_processors
 from models.heads import HEAD_KINDS, HeadOptions, build_head
 from models.target import Target
 from models.tiny import make_tiny_target
+from tests.models.decoding.drafters.universal.vocabularies import make_tokenizer
 
 TEXTS = ["hello there", "a", "some more text"]
 NEW = 24
@@ -280,8 +281,16 @@ def filled_cache(target: Target) -> DynamicCache:
             r"RepetitionPenaltyLogitsProcessor comes behind",
         ),
         (
-            {"logits_processor": [hf.RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=2)]},
-            r"prompt_ignore_length=2: ",
+            {"logits_processor": [hf.RepetitionPenaltyLogitsProcessor(1.5, torch.tensor([1, 2, 3]))]},
+            r"prompt_ignore_length=\[1, 2, 3\]: this decoder leaves out the padding alone",
+        ),
+        (
+            {"logits_processor": [hf.NoRepeatNGramLogitsProcessor(2), hf.NoRepeatNGramLogitsProcessor(3)]},
+            r"NoRepeatNGramLogitsProcessor is there twice, and this decoder applies one no_repeat_ngram_size; leave",
+        ),
+        (
+            {"stopping_criteria": [StopStringCriteria(make_tokenizer("byte_bpe"), ["a"])]},
+            r"stop_strings=\['a'\] were given another tokenizer",
         ),
     ],
 )
@@ -322,10 +331,10 @@ def test_variants_stay_processors() -> None:
         ([top_k, top_k], SamplingParams(1.0, top_k=3), (top_k,)),
         ([temperature, hf.LogitNormalization()], SamplingParams(1.0), ...),
     ):
-        found, rest = read_processors(processors, True, 4, [0])
+        found, rest = read_processors(processors, True, 4, [0], [])
         assert found == sampling
         assert rest.custom == (tuple(processors) if custom is ... else custom)
-    greedy, rest = read_processors([top_k], False, 4, [0])
+    greedy, rest = read_processors([top_k], False, 4, [0], [])
     assert greedy.is_greedy
     assert rest.custom == (top_k,)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import AttentionMasks, RaggedCache
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.universal.spelling import num_incomplete_bytes
 from models.decoding.drafters.universal.translation import Transcript, Translator, num_common
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.target import Target
 
@@ -62,7 +62,7 @@ class UniversalDrafter(ABC):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> UniversalState:
         """See `Drafter.start`."""
-        cache = RaggedCache(self.draft.config, len(prompts), self.draft.device, self.draft.dtype)
+        cache = RaggedCache(self.draft.config, len(prompts), self.draft.device, self.draft.dtype, finite=True)
         texts = [self.translator.start() for _ in prompts]
         for text, prompt in zip(texts, prompts, strict=True):
             self.translator.append(text, prompt[:1])

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.universal.base import UniversalDrafter, UniversalState
 from models.decoding.drafters.universal.healing import Healer
 from models.decoding.drafters.universal.translation import Transcript
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams
 from models.heads.base import last_kept
 from models.target import Target

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.cache import AttentionMasks, RaggedCache
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.universal.base import UniversalDrafter, UniversalState
 from models.decoding.drafters.universal.text_tree import FirstTokens, Leaf, TextTree
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads.base import last_kept
 from models.target import Target

@@ -12,10 +12,10 @@ Shape suffixes: B rows, K drafted tokens, H the draft model's hidden size, D its
 import torch
 from torch import Tensor
 
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Draft
 from models.decoding.drafters.universal.base import UniversalDrafter, UniversalState
 from models.decoding.drafters.universal.translation import Translator
-from models.decoding.processors import BlockProcessor
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads.base import last_kept
 from models.target import Target

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from models.checkpoint import heads_record, save_heads
+from models.decoding.block_processor import BlockProcessor
 from models.decoding.drafters.base import Branches
 from models.decoding.drafters.heads import HeadRows, HeadsState
 from models.decoding.drafters.options import DrafterOptions, default_draft_tokens, make_drafter
 from models.decoding.drafters.tree import DynamicTreeDrafter, StaticTreeDrafter
-from models.decoding.processors import BlockProcessor, ProcessorParams, Processors
+from models.decoding.processors import ProcessorParams, Processors
 from models.decoding.sampling import SamplingParams, sample_from, transform_logits
 from models.heads import HEAD_KINDS, DraftHead
 from models.heads.base import HeadState
