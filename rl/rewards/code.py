@@ -100,7 +100,9 @@ def humaneval_program(stub: str, text: str, test: str, entry_point: str) -> Prog
         answer = "\n    pass\n\n" + answer
     elif (end := PROSE.search(answer)) is not None:
         answer = answer[: end.start()]
-    return Program(stub + answer, [f"{test}\n\ncheck({entry_point})"])
+    # What the stub defines before the function is the judge's, too: tests compute with its helpers.
+    helpers = re.split(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", stub, maxsplit=1, flags=re.M)[0]
+    return Program(stub + answer, [helpers, f"{test}\n\ncheck({entry_point})"])
 
 
 def extract_code(text: str, names: Sequence[str]) -> str:
