@@ -93,7 +93,7 @@ def kind_of(value: Any) -> tuple[Any, ...]:
 
 
 def describe(error: BaseException) -> tuple[Any, ...]:
-    """An exception as plain data: the names of its classes, and its arguments, or its text if it is the answer's own."""
+    """An exception as plain data: the names of its classes, and its arguments, or its text if it has others."""
     kinds = tuple(kind.__name__ for kind in type(error).__mro__)
     if GENUINE.get(kinds[0]) is type(error) and all(type(part) in (int, float, str, bool) for part in error.args):
         return kinds, error.args

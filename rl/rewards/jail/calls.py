@@ -1,8 +1,8 @@
 """Calls between the answer's process and the judge's, over two pipes: requests, replies, and who owns which object.
 
-Both sides are alike. What is no plain data stays with its owner, under a number; the other side holds a stand-in, which
-can be handed back. While one side waits for its reply it serves the other's requests, so calls may nest (a test's lambda
-that the answer calls). Whether a request is served is for `perform` to say.
+Both sides are alike. What is no plain data stays with its owner, under a number; the other side holds a stand-in,
+which can be handed back. While one side waits for its reply it serves the other's requests, so calls may nest (a test's
+lambda that the answer calls). Whether a request is served is for `perform` to say.
 """
 
 import os

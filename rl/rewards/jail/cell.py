@@ -18,6 +18,7 @@ from rl.rewards.jail import answer, judge, linux
 
 REPORT_BYTES = 4096
 REASON_BYTES = 2048
+Users = tuple[int | None, int | None]  # the answer's, the judge's
 PID_BYTES = 4
 FRAME_BYTES = 8
 READY = b"+"
@@ -38,9 +39,10 @@ def read_frame(descriptor: int) -> bytes:
     return parts[FRAME_BYTES:]
 
 
-def run(request: dict[str, Any], folder: str, uid: int | None, judge_uid: int | None, report: int) -> NoReturn:
+def run(request: dict[str, Any], folder: str, users: Users, report: int) -> NoReturn:
     """The judge's process: start the answer's, then judge and report. Nothing returns from here."""
     try:
+        uid, judge_uid = users
         enter(request, folder, uid)
         (asked, asking), (replies, replying) = os.pipe(), os.pipe()
         pid = os.fork()
@@ -184,5 +186,3 @@ def require_readable(paths: list[str]) -> None:
             raise PermissionError(
                 f"{path} cannot be read by other users: use a Python installed outside private folders"
             )
-
-

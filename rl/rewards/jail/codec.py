@@ -1,13 +1,14 @@
 """Values as text, between the answer's process and the judge's: plain data, read strictly.
 
-Neither pickle nor marshal: what comes from the answer must not be able to build, import or call anything here. Plain are
-None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, a dict's views, Ellipsis;
-of the standard library Counter, OrderedDict, defaultdict (its factory a builtin type or none), deque, Decimal, Fraction,
-date, time, datetime, timedelta; builtin types by name; and numpy's numbers, and its arrays where the reader has imported
-numpy. An object of a class derived from one of these is reduced to it, with nothing of its own.
+Neither pickle nor marshal: what comes from the answer must not be able to build, import or call anything here. Plain
+are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, a dict's views, range,
+slice, Ellipsis; of the standard library Counter, OrderedDict, defaultdict (its factory a builtin type or none), deque,
+Decimal, Fraction, date, time, datetime, timedelta; builtin types by name; and numpy's numbers, and its arrays where the
+reader has imported numpy. An object of a class derived from a builtin one of these is reduced to it, with nothing of
+its own.
 
-Containers that can change are listed in a table, the innermost first, so that what is shared stays shared and nothing can
-contain itself. One that came with the request is named by its place there: the reader then updates its own.
+Containers that can change are listed in a table, the innermost first, so that what is shared stays shared and nothing
+can contain itself. One that came with the request is named by its place there: the reader then updates its own.
 """
 
 import builtins
@@ -71,8 +72,8 @@ class Writer:
             return [name, self.nodes(iterate(name, value), depth)]
         if name in LEAVES:
             return [name, *self.nodes(LEAVES[name][0](value), depth)]
-        if kind is type and BUILTINS.get(value.__name__) is value:
-            return ["type", value.__name__]
+        if kind is type and (builtin := builtin_name(value)) is not None:
+            return ["type", builtin]
         if kind.__module__ == "numpy" and (reduced := numpy_node(value)) is not None:
             return reduced if kind.__name__ == "ndarray" else self.node(reduced[0], depth + 1)
         return self.derived(value, depth)
@@ -109,9 +110,7 @@ class Writer:
         pairs = [self.nodes(pair, depth) for pair in list(value.items())]
         if name != "defaultdict":
             return [pairs]
-        factory = value.default_factory
-        is_builtin = isinstance(factory, type) and BUILTINS.get(factory.__name__) is factory
-        return [pairs, factory.__name__ if is_builtin else None]
+        return [pairs, builtin_name(value.default_factory)]
 
 
 class Reader:
@@ -155,11 +154,11 @@ class Reader:
         if tag == "type":
             return builtin_type(*parts)
         if tag == "tuple":
-            return tuple(self.values(*parts, depth))
+            return tuple(self.values(parts[0], depth))
         if tag == "frozenset":
-            return frozenset(self.values(*parts, depth))
+            return frozenset(self.values(parts[0], depth))
         if tag in VIEWS:
-            return make_view(tag, self.values(*parts, depth))
+            return make_view(tag, self.values(parts[0], depth))
         if tag == "ndarray":
             return make_array(*parts)
         return LEAVES[tag][1](*self.values(parts, depth))
@@ -174,7 +173,7 @@ class Reader:
             return set(self.values(content))
         if name == "deque":
             return stdlib("collections", name)(self.values(content), None if more is None else index(more))
-        pairs = {key: value for key, value in map(self.values, content)}
+        pairs = dict(map(self.values, content))
         if name == "dict":
             return pairs
         if name == "defaultdict":
@@ -208,7 +207,11 @@ def plain_name(kind: type) -> str:
     return ""
 
 
-VIEW_TYPES = {"dict_keys": type({}.keys()), "dict_values": type({}.values()), "dict_items": type({}.items())}
+VIEW_TYPES: dict[str, type] = {
+    "dict_keys": type({}.keys()),
+    "dict_values": type({}.values()),
+    "dict_items": type({}.items()),
+}
 VIEW_TYPES["ellipsis"] = type(...)
 
 
@@ -236,6 +239,11 @@ def text(node: Any) -> str:
     if not isinstance(node, str):
         raise TypeError("no text where text must be")
     return node
+
+
+def builtin_name(kind: object) -> str | None:
+    """The name of a builtin type, None for anything else."""
+    return kind.__name__ if isinstance(kind, type) and BUILTINS.get(kind.__name__) is kind else None
 
 
 def builtin_type(node: Any) -> type:

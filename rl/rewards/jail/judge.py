@@ -26,7 +26,7 @@ MESSAGE_CHARS = 300
 TESTS = "tests"
 GENUINE = dict(vars(builtins))
 # Functions of Python's that the answer may have called here on plain data: none that reads files, code or names.
-HARMLESS = ("abs", "all", "any", "bin", "chr", "divmod", "hex", "len", "max", "min", "oct", "ord", "pow", "round", "sum")
+HARMLESS = ("abs", "all", "any", "bin", "chr", "divmod", "hex", "len", "max", "min", "ord", "pow", "round", "sum")
 HARMLESS_MODULES = ("math", "cmath", "_operator")
 ALIASES = {"np": "numpy", "pd": "pandas"}
 
@@ -83,7 +83,7 @@ def visible_names(
             continue
         if kind == "exception":
             names[name] = exceptions[rest[0]]
-        elif kind == "callable" and isinstance(*rest, Handle | type):
+        elif kind == "callable" and isinstance(rest[0], Handle | type):
             names[name] = rest[0]
         elif kind == "module" and name in used:
             # The one that tests mean by the name, whichever the answer gave it to.
@@ -97,7 +97,8 @@ def visible_names(
 
 def names_in(tests: Sequence[str]) -> tuple[set[str], set[str]]:
     """The names that tests use, and those that they bind themselves."""
-    used, own = set(), set()
+    used: set[str] = set()
+    own: set[str] = set()
     for node in (node for test in tests for node in ast.walk(ast.parse(test))):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
@@ -117,9 +118,10 @@ def exception_classes(answer: Mapping[str, Any]) -> dict[str, type[BaseException
     while waiting:
         ready = [name for name, base in waiting.items() if base not in waiting]
         for name in ready or list(waiting):  # the latter only where the answer's process lies
-            base = made.get(waiting[name], GENUINE.get(waiting[name]))
-            is_exception = isinstance(base, type) and issubclass(base, BaseException)
-            made[name] = type(name, (base if is_exception else Exception,), {"__module__": "answer"})
+            base: Any = made.get(waiting[name], GENUINE.get(waiting[name]))
+            if not (isinstance(base, type) and issubclass(base, BaseException)):
+                base = Exception
+            made[name] = type(name, (base,), {"__module__": "answer"})
             del waiting[name]
     return made
 

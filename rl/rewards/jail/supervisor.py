@@ -22,8 +22,8 @@ from rl.rewards.jail import cell, linux
 POLL_S = 0.005
 DISK_POLL_S = 0.05
 MAX_ENTRIES, MAX_DEPTH = 4096, 32
-# Users that exist nowhere else, two per supervisor: limits that the kernel counts by user are then the answer's own, and
-# all processes of that user can be ended at once.
+# Users that exist nowhere else, two per supervisor (answer, judge): limits that the kernel counts by user are then the
+# answer's own, all its processes can be ended at once, and none of them may touch the judge's.
 FIRST_UID, FIRST_JUDGE_UID = 1_800_000_000, 1_900_000_000
 
 
@@ -43,7 +43,7 @@ def supervise(request: dict[str, Any], folder: str) -> dict[str, str]:
     """Run the answer in a child that is shut in; {"status", "message"}."""
     plan, limits = request["plan"], request["limits"]
     has_users = os.getuid() == 0 and plan != "none"
-    uids = (FIRST_UID + os.getpid(), FIRST_JUDGE_UID + os.getpid()) if has_users else (None, None)
+    uids: cell.Users = (FIRST_UID + os.getpid(), FIRST_JUDGE_UID + os.getpid()) if has_users else (None, None)
     if plan == "namespaces":
         leave_namespaces()
     elif sys.platform == "linux":
@@ -52,18 +52,21 @@ def supervise(request: dict[str, Any], folder: str) -> dict[str, str]:
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        cell.run(request, folder, *uids, writing)
+        cell.run(request, folder, uids, writing)
     os.close(writing)
     answer_pid = int.from_bytes(os.read(reading, cell.PID_BYTES), "big")  # the judge has its tests then
     watched = None if plan == "namespaces" else folder
     status, cpu_s, ended_for = wait(pid, limits, watched, reading)
     if plan != "namespaces":  # there the kernel has ended all of them with the first
         end_stragglers(uids, (pid, answer_pid))
-    report = os.read(reading, cell.REPORT_BYTES) if ended_for == "reported" else b""
+    report = os.read(reading, cell.REPORT_BYTES) if ended_for in ("", "reported") else b""
     if not report:
         return explain(status, cpu_s, ended_for, limits)
     verdict = json.loads(report)
-    return explain(*verdict["ended"], "", limits) if "ended" in verdict else verdict
+    if "ended" in verdict:
+        status, cpu_s = verdict["ended"]
+        return explain(status, cpu_s, "", limits)
+    return verdict
 
 
 def leave_namespaces() -> None:
