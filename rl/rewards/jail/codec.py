@@ -20,7 +20,7 @@ from typing import Any
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 100
 SMALL = 1 << 62  # larger integers travel as hexadecimal text, which has no limit on digits
-BUILTINS = dict(vars(builtins))
+BUILTINS: dict[str, Any] = dict(vars(builtins))
 CHANGEABLE = ("list", "set", "bytearray", "deque", "OrderedDict", "defaultdict", "Counter", "dict")
 VIEWS = {"dict_keys": 1, "dict_values": 1, "dict_items": 2}
 NUMPY_KINDS = "biufcSUmM"
@@ -243,7 +243,8 @@ def text(node: Any) -> str:
 
 def builtin_name(kind: object) -> str | None:
     """The name of a builtin type, None for anything else."""
-    return kind.__name__ if isinstance(kind, type) and BUILTINS.get(kind.__name__) is kind else None
+    name = kind.__name__ if isinstance(kind, type) else ""
+    return name if name and BUILTINS.get(name) is kind else None
 
 
 def builtin_type(node: Any) -> type:
