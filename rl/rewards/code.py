@@ -112,7 +112,9 @@ def humaneval_program(stub: str, text: str, test: str, entry_point: str) -> Prog
         answer = "\n    pass\n\n" + answer
     else:
         answer = read_text("function_body", answer, stub, answer)
-    return Program(stub + answer, [f"{test}\n\ncheck({entry_point})"])
+    # What the stub defines before the function is the judge's, too: tests compute with its helpers.
+    helpers = re.split(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", stub, maxsplit=1, flags=re.M)[0]
+    return Program(stub + answer, [helpers, f"{test}\n\ncheck({entry_point})"])
 
 
 def find_code(text: str, names: Sequence[str]) -> str:

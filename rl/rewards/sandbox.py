@@ -131,12 +131,18 @@ def describe_protections(unsafe: bool = False) -> str:
 def run_program(program: Program, limits: Limits, plan: Plan) -> Outcome:
     """See `Sandbox.run`."""
     started = time.perf_counter()
-    request = asdict(program) | {"limits": asdict(limits), "plan": plan}
+    request = {"answer": program.answer, "limits": asdict(limits), "plan": plan}
     request |= {"parent_folder": tempfile.gettempdir(), "site_paths": SITE_PATHS}
-    verdict = ask_supervisor(json.dumps(request).encode() + b"\n", limits.wall_s + GRACE_S)
+    verdict = ask_supervisor(frame(request) + frame(list(program.tests)), limits.wall_s + GRACE_S)
     if verdict["status"] == "broken":
         raise RuntimeError(f"the sandbox for model-written code does not work (plan {plan}): {verdict['message']}")
     return Outcome(cast(Status, verdict["status"]), verdict["message"], (time.perf_counter() - started) * 1000)
+
+
+def frame(value: object) -> bytes:
+    """One part of the request, length first: who reads the first part holds nothing of the second."""
+    text = json.dumps(value).encode()
+    return len(text).to_bytes(8, "big") + text
 
 
 def ask_supervisor(request: bytes, timeout_s: float) -> dict[str, str]:

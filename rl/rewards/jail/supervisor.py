@@ -1,7 +1,8 @@
-"""Shuts one process in, lets it run an answer, watches it, and clears away whatever is left.
+"""Shuts two processes in, one that runs an answer and one that judges it, watches them, and clears away what is left.
 
-Started as a process for each answer (`main`). Reads a request, one line of JSON, from its standard input, which then
-stays open: when it ends, the trainer is gone and everything is ended. Writes a verdict, one line, to standard output.
+Started as a process for each answer (`main`). Reads a request from its standard input, then leaves the tests there for
+the judge (`cell`): they are in no process from which the answer's is forked. The input stays open: when it ends, the
+trainer is gone and everything is ended. Writes a verdict, one line, to standard output.
 Plans, from strongest: `namespaces` (a root folder, processes, network and IPC of its own), `landlock`, `permissions`
 (root alone: a user who owns nothing), `none`. Root gives up its user in each of the first three.
 """
@@ -9,28 +10,26 @@ Plans, from strongest: `namespaces` (a root folder, processes, network and IPC o
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import sys
 import time
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-from rl.rewards.jail import linux, trial
+from rl.rewards.jail import cell, linux
 
-REPORT_BYTES = 4096
 POLL_S = 0.005
 DISK_POLL_S = 0.05
 MAX_ENTRIES, MAX_DEPTH = 4096, 32
-# Users that exist nowhere else, one a supervisor: limits that the kernel counts by user are then the answer's own, and
-# all processes of that user can be ended at once.
-FIRST_UID = 1_800_000_000
-SYSTEM_PATHS = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store")
+# Users that exist nowhere else, two per supervisor (answer, judge): limits that the kernel counts by user are then the
+# answer's own, all its processes can be ended at once, and none of them may touch the judge's.
+FIRST_UID, FIRST_JUDGE_UID = 1_800_000_000, 1_900_000_000
 
 
 def main() -> None:
     """One request, one verdict."""
-    request = json.loads(sys.stdin.buffer.readline())
+    request = json.loads(cell.read_frame(0))
     folder = os.path.join(request["parent_folder"], f"foretoken-answer-{os.urandom(8).hex()}")
     os.mkdir(folder, 0o700)
     try:
@@ -43,28 +42,31 @@ def main() -> None:
 def supervise(request: dict[str, Any], folder: str) -> dict[str, str]:
     """Run the answer in a child that is shut in; {"status", "message"}."""
     plan, limits = request["plan"], request["limits"]
-    uid = FIRST_UID + os.getpid() if os.getuid() == 0 and plan != "none" else None
+    has_users = os.getuid() == 0 and plan != "none"
+    uids: cell.Users = (FIRST_UID + os.getpid(), FIRST_JUDGE_UID + os.getpid()) if has_users else (None, None)
     if plan == "namespaces":
         leave_namespaces()
     elif sys.platform == "linux":
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1, "subreaper")
-    nonce = os.urandom(16)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        run_inside(request, folder, uid, nonce, writing)
+        cell.run(request, folder, uids, writing)
     os.close(writing)
+    answer_pid = int.from_bytes(os.read(reading, cell.PID_BYTES), "big")  # the judge has its tests then
     watched = None if plan == "namespaces" else folder
-    status, cpu_s, ended_for = wait(pid, limits, watched)
+    status, cpu_s, ended_for = wait(pid, limits, watched, reading)
     if plan != "namespaces":  # there the kernel has ended all of them with the first
-        end_stragglers(uid, pid)
-    os.set_blocking(reading, False)
-    with contextlib.suppress(BlockingIOError):
-        kind, found, report = os.read(reading, REPORT_BYTES).partition(nonce)
-        if found and not kind and not ended_for:
-            return dict(zip(("status", "message"), report.decode("utf-8", "replace").split("\n", 1), strict=True))
-    return explain(status, cpu_s, ended_for, limits)
+        end_stragglers(uids, (pid, answer_pid))
+    report = os.read(reading, cell.REPORT_BYTES) if ended_for in ("", "reported") else b""
+    if not report:
+        return explain(status, cpu_s, ended_for, limits)
+    verdict = json.loads(report)
+    if "ended" in verdict:
+        status, cpu_s = verdict["ended"]
+        return explain(status, cpu_s, "", limits)
+    return verdict
 
 
 def leave_namespaces() -> None:
@@ -77,93 +79,9 @@ def leave_namespaces() -> None:
     linux.map_own_user(uid, gid)
 
 
-def run_inside(request: dict[str, Any], folder: str, uid: int | None, nonce: bytes, writing: int) -> NoReturn:
-    """The child: give up everything, run the answer, report. Nothing returns from here."""
-    try:
-        shut_in(request, folder, uid)
-    except BaseException as error:
-        os.write(writing, nonce + f"broken\n{type(error).__name__}: {error}".encode()[: REPORT_BYTES - 64])
-        os._exit(1)
-    write, leave = os.write, os._exit
-    status, message = trial.run(request["answer"], request["tests"])
-    write(writing, nonce + f"{status}\n{message}".encode("utf-8", "replace"))
-    leave(0)
-
-
-def shut_in(request: dict[str, Any], folder: str, uid: int | None) -> None:
-    """Take from this process what the plan and the limits say."""
-    plan = request["plan"]
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    sys.path += request["site_paths"]
-    readable = readable_paths(request["site_paths"])
-    if uid is not None:
-        os.chown(folder, uid, uid)
-    if plan == "namespaces":
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
-        linux.enter_private_root(folder, readable, request["limits"]["disk_mb"])
-    else:
-        os.chdir(folder)
-    if plan != "none":
-        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "no_new_privs")
-    if plan == "landlock":
-        linux.restrict_paths([*readable, "/dev/zero", "/dev/urandom", "/dev/random"], [folder, "/dev/null"])
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    elif plan == "namespaces":
-        linux.drop_capabilities()
-    require_readable(readable)
-    if sys.platform == "linux":
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "parent's death")
-    # A count by user is the answer's own only with a user or a namespace of its own.
-    set_limits(request["limits"], has_own_count=uid is not None or plan == "namespaces", is_strict=plan != "none")
-
-
-def set_limits(limits: dict[str, Any], has_own_count: bool, is_strict: bool) -> None:
-    """Bounds that the kernel holds for each process; without a count of its own, no further process at all."""
-    megabyte = 1 << 20
-    for kind, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, limits["cpu_s"]),
-        (resource.RLIMIT_AS, limits["memory_mb"] * megabyte),
-        (resource.RLIMIT_FSIZE, limits["file_mb"] * megabyte),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_NPROC, limits["processes"] if has_own_count else 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        try:
-            resource.setrlimit(kind, (value, value))
-        except (OSError, ValueError):
-            if is_strict:
-                raise
-
-
-def readable_paths(site_paths: list[str]) -> list[str]:
-    """What an interpreter needs to see: the system's libraries, its own installation and the packages in it."""
-    libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
-    kept: list[str] = []
-    for path in map(os.path.normpath, (*SYSTEM_PATHS, sys.base_prefix, *site_paths, *libraries)):
-        if os.path.exists(path) and not any((path + "/").startswith(above + "/") for above in kept):
-            kept.append(path)
-    return kept
-
-
-def require_readable(paths: list[str]) -> None:
-    """PermissionError when the user that the answer runs as cannot read its interpreter's library."""
-    for path in paths:
-        if not os.access(path, os.R_OK):
-            raise PermissionError(
-                f"{path} cannot be read by other users: use a Python installed outside private folders"
-            )
-
-
-def wait(pid: int, limits: dict[str, Any], watched: str | None) -> tuple[int, float, str]:
-    """Until the child ends, or is ended: exit status, CPU seconds, and why it was ended ("" when it was not)."""
+def wait(pid: int, limits: dict[str, Any], watched: str | None, reading: int) -> tuple[int, float, str]:
+    """Until the child has reported, ends, or is ended: exit status, CPU seconds, and why it was ended ("" when it was
+    not)."""
     deadline = time.monotonic() + limits["wall_s"]
     next_look = 0.0
     reason = ""
@@ -174,8 +92,8 @@ def wait(pid: int, limits: dict[str, Any], watched: str | None) -> tuple[int, fl
         now = time.monotonic()
         if now > deadline:
             reason = "timeout"
-        elif select.select([0], [], [], POLL_S)[0]:
-            reason = "stopped"
+        elif ready := select.select([0, reading], [], [], POLL_S)[0]:
+            reason = "stopped" if 0 in ready else "reported"
         elif watched is not None and now > next_look:
             reason = "disk" if is_over(watched, limits["disk_mb"] << 20) else ""
             next_look = time.monotonic() + DISK_POLL_S
@@ -203,17 +121,19 @@ def is_over(folder: str, limit_bytes: int) -> bool:
     return False
 
 
-def end_stragglers(uid: int | None, group: int) -> None:
-    """End what the answer left running: every process of its user, or, without one, its process group."""
-    if uid is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+def end_stragglers(uids: Sequence[int | None], groups: Sequence[int]) -> None:
+    """End what was left running: every process of these users, or, without them, these process groups."""
+    for uid, group in zip(uids, groups, strict=True):
+        if uid is None and group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        elif uid is not None and os.fork() == 0:
+            os.setresuid(uid, uid, uid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            os._exit(0)
+    if None in uids:
         return
-    if os.fork() == 0:
-        os.setresuid(uid, uid, uid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        os._exit(0)
     with contextlib.suppress(ChildProcessError):  # raised when no child is left
         while True:
             os.waitpid(-1, 0)

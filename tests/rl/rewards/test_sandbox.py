@@ -103,14 +103,18 @@ PROGRAMS = {
     ),
     "own file": ("def f(x):\n  open('t', 'w').write('2')\n  return int(open('t').read())", "passed", ""),
     "environment": ("import os\ndef f(x): return 2 if 'SECRET' not in os.environ else 0", "passed", ""),
-    "always equal": ("class A:\n  def __eq__(self, other): return True\ndef f(x): return A()", "failed", "of its own"),
+    "always equal": (
+        "class A:\n  def __eq__(self, other): return True\ndef f(x): return A()",
+        "failed",
+        "cannot be judged",
+    ),
     "equal inside": (
         "class A(int):\n  __eq__ = lambda s, o: True\n  __hash__ = int.__hash__\ndef f(x): return [A(), {'k': (A(),)}]",
         "failed",
-        "of its own",
+        "AssertionError",
     ),
     "builtins": (
-        "import builtins\nbuiltins.AssertionError = builtins.isinstance = builtins.type = lambda *a: False\n"
+        "import builtins\nbuiltins.AssertionError = lambda *a: False\n"
         "builtins.abs = lambda x: 2\ndef f(x):\n  builtins.abs = lambda x: 2\n  return 17",
         "failed",
         "AssertionError",
@@ -360,10 +364,11 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 NO_USER = [
-    ("supervisor", "os.setresuid(uid, uid, uid)\n    elif", "pass\n    elif"),
-    ("supervisor", "\n        linux.drop", "\n        pass#"),
+    ("cell", "os.setresuid(uid, uid, uid)\n    elif", "pass\n    elif"),
+    ("cell", "\n        linux.drop", "\n        pass#"),
 ]
-NO_ROOT = ("supervisor", "linux.enter_private_root(folder", "(lambda *given: None)(folder")
+OUTER_PROCESSES = ("cell", "        linux.unshare(linux.CLONE_NEWPID)\n", "")
+NO_ROOT = ("cell", "linux.enter_private_root(folder", "(lambda *given: None)(folder")
 
 
 @needs_namespaces
@@ -371,8 +376,8 @@ NO_ROOT = ("supervisor", "linux.enter_private_root(folder", "(lambda *given: Non
     ("faults", "open_door"),
     [
         ([NO_ROOT, *NO_USER], "disk"),
-        ([("supervisor", "        leave_namespaces()", "        pass"), *NO_USER], "processes"),
-        ([("supervisor", "(resource.RLIMIT_NPROC, ", "(resource.RLIMIT_CORE, 0 and ")], "forks"),
+        ([("supervisor", "        leave_namespaces()", "        pass"), OUTER_PROCESSES, *NO_USER], "processes"),
+        ([("cell", "(resource.RLIMIT_NPROC, ", "(resource.RLIMIT_CORE, 0 and ")], "forks"),
     ],
     ids=["disk", "processes", "forks"],
 )
@@ -387,20 +392,17 @@ def test_probe_refuses_a_plan_with_a_hole(faults: list[tuple[str, str, str]], op
 
 @needs_namespaces
 def test_probe_reports_what_else_is_open(plant: object) -> None:
-    plant(("supervisor", " | linux.CLONE_NEWNET", ""))
+    plant(("cell", " | linux.CLONE_NEWNET", ""))
     assert probe.__wrapped__("namespaces") == Protection("namespaces", ("network",))
 
 
 BURNING = "import time\ndef f(x):\n  while time.process_time() < 1.7: pass\n  return 2"
 BIG_LIST = "def f(x):\n  big = bytes(700 << 20)\n  return 2"
 PLANTED = {
-    "left by SystemExit": ("trial", "except BaseException as error", "except Exception as error", "sys.exit", LIMITS),
-    "one set of builtins": ("trial", "GENUINE = dict(vars(builtins))", "GENUINE = vars(builtins)", "builtins", LIMITS),
-    "any result": ("trial", "        require_plain(result)\n", "", "always equal", LIMITS),
-    "no containers": ("trial", "isinstance(value, list | tuple", "isinstance(value, tuple", "equal inside", LIMITS),
-    "nonce guessed": ("supervisor", "nonce = os.urandom(16)", "nonce = b'x' * 16", "forged verdict", LIMITS),
-    "no memory limit": ("supervisor", "(resource.RLIMIT_AS,", "(resource.RLIMIT_CORE, 0 and", BIG_LIST, LIMITS),
-    "no CPU limit": ("supervisor", "(resource.RLIMIT_CPU,", "(resource.RLIMIT_CORE, 0 and", BURNING, LIMITS),
+    "left by SystemExit": ("judge", "except BaseException as error", "except Exception as error", "sys.exit", LIMITS),
+    "any result": ("handles", '("__eq__", ', "(", "always equal", LIMITS),
+    "no memory limit": ("cell", "(resource.RLIMIT_AS,", "(resource.RLIMIT_CORE, 0 and", BIG_LIST, LIMITS),
+    "no CPU limit": ("cell", "(resource.RLIMIT_CPU,", "(resource.RLIMIT_CORE, 0 and", BURNING, LIMITS),
     "no clock": (
         "supervisor",
         "if now > deadline",
@@ -409,7 +411,7 @@ PLANTED = {
         Limits(wall_s=0.2),
     ),
     "files of any size": (
-        "supervisor",
+        "cell",
         "(resource.RLIMIT_FSIZE,",
         "(resource.RLIMIT_CORE, 0 and",
         "def f(x):\n  open('b', 'wb').write(bytes(9 << 20))\n  return 2",
@@ -438,7 +440,6 @@ def test_planted_fault_changes_the_verdict(name: str, plant: object) -> None:
     module, right, wrong, program, limits = PLANTED[name]
     answer = PROGRAMS[program][0] if program in PROGRAMS else program
     test = ["assert abs(f(1)) == 2"] if program == "builtins" else TEST
-    test = ["assert f(1) == [0, {'k': (0,)}]"] if program == "equal inside" else test
     genuine = run(answer, "namespaces", limits, test)
     plant((module, right, wrong))
     faulty = run(answer, "namespaces", limits, test)
