@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from rl.rewards.jail import linux, trial
+from rl.rewards.jail import linux, seccomp, trial
 
 REPORT_BYTES = 4096
 POLL_S = 0.005
@@ -25,7 +25,6 @@ MAX_ENTRIES, MAX_DEPTH = 4096, 32
 # Users that exist nowhere else, one a supervisor: limits that the kernel counts by user are then the answer's own, and
 # all processes of that user can be ended at once.
 FIRST_UID = 1_800_000_000
-SYSTEM_PATHS = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store")
 
 
 def main() -> None:
@@ -92,20 +91,22 @@ def run_inside(request: dict[str, Any], folder: str, uid: int | None, nonce: byt
 
 def shut_in(request: dict[str, Any], folder: str, uid: int | None) -> None:
     """Take from this process what the plan and the limits say."""
-    plan = request["plan"]
+    plan, readable = request["plan"], request["readable"]
+    has_own_user = uid is not None or plan == "namespaces"
     os.setsid()
+    os.umask(0o022)  # whatever the trainer's: folders made here are for the answer's user
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     sys.path += request["site_paths"]
-    readable = readable_paths(request["site_paths"])
     if uid is not None:
         os.chown(folder, uid, uid)
     if plan == "namespaces":
         linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
-        linux.enter_private_root(folder, readable, request["limits"]["disk_mb"])
+        folder = linux.enter_private_root(folder, readable, request["links"], request["limits"]["disk_mb"])
     else:
         os.chdir(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = folder
     if plan != "none":
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "no_new_privs")
     if plan == "landlock":
@@ -114,13 +115,16 @@ def shut_in(request: dict[str, Any], folder: str, uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    elif plan == "namespaces":
+    elif plan != "none":
         linux.drop_capabilities()
-    require_readable(readable)
+    require_readable([*readable, *request["site_paths"]])
+    require_writable(folder)
     if sys.platform == "linux":
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "parent's death")
     # A count by user is the answer's own only with a user or a namespace of its own.
-    set_limits(request["limits"], has_own_count=uid is not None or plan == "namespaces", is_strict=plan != "none")
+    set_limits(request["limits"], has_own_user, is_strict=plan != "none")
+    if plan != "none":
+        seccomp.filter_calls(has_own_user)
 
 
 def set_limits(limits: dict[str, Any], has_own_count: bool, is_strict: bool) -> None:
@@ -143,23 +147,21 @@ def set_limits(limits: dict[str, Any], has_own_count: bool, is_strict: bool) -> 
                 raise
 
 
-def readable_paths(site_paths: list[str]) -> list[str]:
-    """What an interpreter needs to see: the system's libraries, its own installation and the packages in it."""
-    libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
-    kept: list[str] = []
-    for path in map(os.path.normpath, (*SYSTEM_PATHS, sys.base_prefix, *site_paths, *libraries)):
-        if os.path.exists(path) and not any((path + "/").startswith(above + "/") for above in kept):
-            kept.append(path)
-    return kept
-
-
 def require_readable(paths: list[str]) -> None:
     """PermissionError when the user that the answer runs as cannot read its interpreter's library."""
     for path in paths:
-        if not os.access(path, os.R_OK):
+        if not os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK):
             raise PermissionError(
-                f"{path} cannot be read by other users: use a Python installed outside private folders"
+                f"{path} cannot be read by other users: use a Python, and packages, installed outside private folders"
             )
+
+
+def require_writable(folder: str) -> None:
+    """PermissionError when that user cannot reach the working folder by its path."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"{os.path.dirname(folder)} cannot be entered by other users: set TMPDIR to a folder that can"
+        )
 
 
 def wait(pid: int, limits: dict[str, Any], watched: str | None) -> tuple[int, float, str]:
