@@ -64,7 +64,9 @@ GUARDS = {
         by(f"{ROOT_FOLDER}, {FILTER}", FILTER, FILTER),
     ),
     "abstract-sockets": Guard("abstract unix sockets", by(f"{NAMESPACE}, {FILTER}", FILTER, FILTER)),
-    "ipc": Guard("shared memory, semaphores and queues of other processes", by(f"{NAMESPACE}, {FILTER}", FILTER, FILTER)),
+    "ipc": Guard(
+        "shared memory, semaphores and queues of other processes", by(f"{NAMESPACE}, {FILTER}", FILTER, FILTER)
+    ),
     "keyrings": Guard("the kernel's keyrings", by(FILTER, FILTER, FILTER)),
     "terminal": Guard("reading from, writing or typing into a terminal", by(ROOT_FOLDER, LANDLOCK, OWN_USER)),
     "kernel": Guard("new namespaces, mounts, io_uring, bpf, userfaultfd, perf events", by(FILTER, FILTER, FILTER)),
@@ -115,9 +117,7 @@ def open_targets(processes: int, memory_mb: int) -> Iterator[dict[str, Any]]:
         (packages / "module.py").write_text("canary")
         (packages / "module.py").chmod(0o644)
         command = [sys.executable, "-S", "-s", "-c", "import sys; print(flush=True); sys.stdin.read()"]
-        victim = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PROBE": "canary"})
-        )
+        victim = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         assert victim.stdout is not None
         victim.stdout.readline()  # it is there
         stack.callback(victim.kill)

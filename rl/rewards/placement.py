@@ -46,7 +46,7 @@ def package_paths() -> list[str]:
 
 
 def interpreter_paths() -> list[str]:
-    """The interpreter's own libraries and programs, and the standard library, which may lie elsewhere or be archived."""
+    """The interpreter's libraries and programs, and the standard library, which may lie elsewhere or be archived."""
     standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)]
     standard += [path for path in sys.path if path.endswith(("lib-dynload", ".zip"))]
     return [os.path.join(sys.base_prefix, name) for name in PREFIX_PATHS] + standard

@@ -33,6 +33,7 @@ GRACE_S = 60.0  # beyond the limit on wall clock, for starting and clearing away
 VERDICT_BYTES = 1 << 16
 BROKEN = "the sandbox for model-written code does not work (plan {}): "
 
+
 @dataclass(frozen=True)
 class Limits:
     """Bounds on one answer. ValueError unless all are positive, and whole but for wall_s.
@@ -113,7 +114,8 @@ class Sandbox:
         return (
             f"model-written code is shut in by {MEANS[self.protection.plan]}; limits: {limits.cpu_s} s CPU, "
             f"{limits.wall_s:g} s in all, {limits.memory_mb} MB memory and {limits.processes} processes, "
-            f"{limits.file_mb} MB a file, {limits.disk_mb} MB of files; open: {still_open or 'nothing known'}{passed_over}"
+            f"{limits.file_mb} MB a file, {limits.disk_mb} MB of files; open: "
+            f"{still_open or 'nothing known'}{passed_over}"
         )
 
 

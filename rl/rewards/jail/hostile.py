@@ -1,4 +1,4 @@
-"""Tries each thing that a plan should keep out, on targets made for it (`rl.rewards.guards`). Run inside a jail only."""
+"""Tries each thing that a plan should keep out, on targets made for it (`rl.rewards.guards`): for a jail alone."""
 
 import ctypes
 import fcntl

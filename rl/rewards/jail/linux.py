@@ -66,9 +66,8 @@ def bind_read_only(source: str, target: str) -> None:
     """Show a folder or file with all that is mounted below it in another place, read-only."""
     mount(source, target, None, MS_BIND | MS_REC)
     settings = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
-    result = LIBC.syscall(
-        SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), AT_RECURSIVE, settings, ctypes.c_size_t(ctypes.sizeof(settings))
-    )
+    path, size = os.fsencode(target), ctypes.c_size_t(ctypes.sizeof(settings))
+    result = LIBC.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, settings, size)
     succeed(result, f"mount_setattr of {target}")
 
 

@@ -1,4 +1,4 @@
-"""The filter of system calls that a shut-in process runs under, built here as a BPF program (the project has no compiled code).
+"""The filter of system calls that a shut-in process runs under, built here as a BPF program.
 
 It keeps what the other means of a plan leave open: sockets of every family, a user's other processes where they have
 the same user, IPC and keyrings that outlive an answer, and the parts of the kernel that no answer needs. Refused calls
@@ -10,6 +10,7 @@ import errno
 import os
 import struct
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rl.rewards.jail import linux
@@ -24,6 +25,9 @@ SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1 << 2
 RETURN_KILL, RETURN_ERROR, RETURN_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 LOAD, JUMP, JUMP_EQUAL, JUMP_AT_LEAST, AND, RETURN = 0x20, 0x05, 0x15, 0x35, 0x54, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
+
+# By name of the call; None where the architecture has none.
+Numbers = Mapping[str, tuple[int, int | None]]
 
 # Refused in every plan, by what they would open. Numbers: x86_64, aarch64.
 SOCKETS = {"socket": (41, 198)}
@@ -184,7 +188,9 @@ def build_program(machine: str, own_user: bool, pid: int) -> bytes:
     """The filter's instructions. own_user: whether other processes and files belong to other users, or to none."""
     architecture, column = ARCHITECTURES[machine]
     rules = [PAIRS, IOCTL]
-    refused = [(errno.EPERM, group) for group in (SOCKETS, OTHER_PROCESSES, IPC, KEYRINGS, MEMORY, KERNEL)]
+    refused: list[tuple[int, Numbers]] = [
+        (errno.EPERM, group) for group in (SOCKETS, OTHER_PROCESSES, IPC, KEYRINGS, MEMORY, KERNEL)
+    ]
     refused.append((errno.ENOSYS, CLONE3))
     if own_user:
         rules.append(CLONE)
@@ -221,7 +227,5 @@ def filter_calls(own_user: bool) -> None:
     program = build_program(machine, own_user, os.getpid())
     number = SECCOMP_NUMBER[machine]
     given = Program(len(program) // 8, program)
-    result = linux.LIBC.syscall(
-        number, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, ctypes.byref(given)
-    )
+    result = linux.LIBC.syscall(number, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, ctypes.byref(given))
     linux.succeed(result, "seccomp")
