@@ -56,7 +56,10 @@ GUARDS = {
         "signalling, slowing or limiting other processes",
         by(NAMESPACE, f"{OWN_USER} (root), {FILTER} (others)", OWN_USER),
     ),
-    "other-memory": Guard("reading or writing other processes' memory", by(FILTER, FILTER, FILTER)),
+    "other-memory": Guard(
+        "reading or writing other processes' memory",
+        by(f"{NAMESPACE}, {FILTER}", f"{LANDLOCK}, {FILTER}", f"{OWN_USER}, {FILTER}"),
+    ),
     "processes": Guard("listing processes and their command lines", by(NAMESPACE, LANDLOCK), is_tolerated=True),
     "network": Guard("the network", by(f"{NAMESPACE}, {FILTER}", FILTER, FILTER)),
     "unix-sockets": Guard(
