@@ -223,5 +223,5 @@ def probe(plan: Plan) -> Protection | str:
     if not outcome.message.startswith("AssertionError: "):
         return f"{outcome.status}: {outcome.message}"
     is_open = tuple(outcome.message.removeprefix("AssertionError: ").split())
-    unguarded = [GUARDS[name].means for name in is_open if not GUARDS[name].is_tolerated]
-    return f"does not guard: {'; '.join(unguarded)}" if unguarded else Protection(plan, is_open)
+    unguarded = [f"{name} ({GUARDS[name].means})" for name in is_open if not GUARDS[name].is_tolerated]
+    return f"does not guard {', '.join(unguarded)}" if unguarded else Protection(plan, is_open)

@@ -46,7 +46,7 @@ def fork_all(count: int) -> None:
     """Start more processes than are allowed."""
     for _ in range(count):
         if os.fork() == 0:
-            time.sleep(30)
+            time.sleep(5)
             os._exit(0)
 
 
