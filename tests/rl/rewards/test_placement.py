@@ -1,5 +1,6 @@
 """Where interpreter, packages and working folder may lie: with real virtual environments and moved interpreters."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from rl.rewards.guards import PLANS, Plan
 from rl.rewards.jail import linux
 from rl.rewards.jail.supervisor import remove
 from rl.rewards.placement import arrange, resolve
+from tests.rl.rewards.faulty import plant_faults
 
 if sys.platform != "linux":
     pytest.skip("nothing but Linux can shut a program in", allow_module_level=True)
@@ -39,20 +41,23 @@ print(run_program(Program(answer, ["assert f(1) == [2, True, True, 1]"]), Limits
 
 def find_interpreter() -> Path:
     """One that can run the sandbox."""
-    said = subprocess.run(
-        [SYSTEM, "-c", "import sys; print(sys.version_info >= (3, 11))"], capture_output=True, text=True
-    )
-    return SYSTEM if said.stdout.strip() == "True" else Path(sys.executable)
+    if not SYSTEM.exists():
+        return Path(sys.executable)
+    command = [SYSTEM, "-c", "import sys, venv; print(sys.version_info >= (3, 11))"]
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    return SYSTEM if said.strip() == "True" else Path(sys.executable)
 
 
 @pytest.fixture(scope="module")
 def interpreter() -> Path:
-    return find_interpreter() if SYSTEM.exists() else Path(sys.executable)
+    return find_interpreter()
 
 
 def make_venv(interpreter: Path, folder: Path) -> Path:
     """A virtual environment with one package in it; returns its interpreter."""
-    subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True, capture_output=True)
+    made = folder.parent / "made"  # its scripts cannot hold every name
+    subprocess.run([interpreter, "-m", "venv", "--without-pip", made], check=True, capture_output=True)
+    made.rename(folder)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "placed.py").write_text("VALUE = 2")
     return folder / "bin" / "python"
@@ -70,8 +75,7 @@ def move_interpreter(interpreter: Path, prefix: Path) -> Path:
     for path in library.iterdir():
         if path.name not in ("site-packages", "dist-packages"):
             (own / path.name).symlink_to(path)
-    (own / "site-packages").mkdir()
-    (own / "site-packages" / "placed.py").write_text("VALUE = 2")
+    (own / "placed.py").write_text("VALUE = 2")
     return prefix / "bin" / "python3"
 
 
@@ -83,20 +87,24 @@ def base() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_there(python: Path, plan: Plan, temporary: Path | str, **environment: str) -> str:
+def run_there(python: Path, plan: Plan, temporary: Path | str, script: str = SCRIPT, **environment: str) -> str:
     """What the outcome was, or why the plan is refused."""
     settings = {"PATH": os.environ["PATH"], "TMPDIR": str(temporary), "HOME": "/nonexistent"} | environment
-    done = subprocess.run([python, "-c", SCRIPT, plan], env=settings, cwd="/", capture_output=True)
+    done = subprocess.run([python, "-c", script, plan], env=settings, cwd="/", capture_output=True)
     return (done.stdout + done.stderr).decode("utf-8", "replace").strip()
 
 
+@functools.cache
+def ordinary(plan: Plan) -> str:
+    """What this plan says where nothing is placed unusually; empty where it works."""
+    return run_there(find_interpreter(), plan, "/tmp", script=SCRIPT.partition("answer = ")[0])
+
+
 def expect_passed(said: str, plan: Plan) -> None:
-    """Passed, or, where the system itself has not the means for this plan, skipped."""
-    if "unshare: " in said or "Landlock: " in said or (os.getuid() != 0 and plan == "permissions"):
-        pytest.skip(said)
-    if "cannot be read by other users" in said and str(Path(sys.base_prefix)) in said:
-        pytest.skip(said)
-    assert "status='passed'" in said
+    """Passed, or, where this plan does not work on this system at all, skipped."""
+    if ordinary(plan):
+        pytest.skip(ordinary(plan))
+    assert "status='passed'" in said, said
 
 
 # Where the virtual environment lies, and the temporary folder, each in a folder of its own directly in /tmp.
@@ -105,7 +113,6 @@ PLACES = {
     "in it, deeper": ("a/b/venv", "."),
     "temporary folder beside it": ("venv", "work"),
     "temporary folder in it": ("venv", "venv/work"),
-    "temporary folder among the packages": ("venv", "venv/lib/work"),
     "spaces": ("my venv, 1=2", "my work"),
     "other scripts": ("환경 ünïcode", "작업"),
     "quotes and braces": ("it's {venv} %s \\ \"", "it's {work}"),
@@ -118,6 +125,7 @@ PLACES = {
 @pytest.mark.parametrize("name", PLACES)
 def test_virtual_environment(name: str, plan: Plan, base: Path, interpreter: Path) -> None:
     venv, temporary = (base / part for part in PLACES[name])
+    venv.parent.mkdir(parents=True, exist_ok=True)
     python = make_venv(interpreter, venv)
     temporary.mkdir(parents=True, exist_ok=True)
     expect_passed(run_there(python, plan, temporary), plan)
@@ -143,6 +151,7 @@ def test_below_home(plan: Plan, base: Path, interpreter: Path) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_links_on_the_way(plan: Plan, base: Path, interpreter: Path) -> None:
     """A chain of relative and absolute links to the environment, one of them through `..`, and one to its packages."""
+    (base / "real").mkdir()
     make_venv(interpreter, base / "real" / "venv")
     (packages,) = (base / "real" / "venv").glob("lib/python3*/site-packages")
     (base / "stored").mkdir()
@@ -181,12 +190,24 @@ def test_mask_of_the_trainer_changes_nothing(plan: Plan, base: Path, interpreter
 def test_bind_mount(base: Path, interpreter: Path) -> None:
     make_venv(interpreter, base / "venv")
     (base / "mounted").mkdir()
+    if ordinary("namespaces"):
+        pytest.skip(ordinary("namespaces"))
     inner = f'mount --bind {base}/venv {base}/mounted && exec {base}/mounted/bin/python -c "$1" namespaces'
     command = ["unshare", "--mount", "sh", "-c", inner, "sh", SCRIPT]
     done = subprocess.run(command, env={**os.environ, "TMPDIR": str(base)}, capture_output=True, text=True)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(done.stderr)
     expect_passed(done.stdout + done.stderr, "namespaces")
+
+
+@pytest.mark.parametrize("name", ['it\'s {a} "project" %s', "프로젝트", os.fsdecode(b"\xff")])
+def test_project(name: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = next((plan for plan in PLANS if isinstance(sandbox.probe(plan), sandbox.Protection)), None)
+    if plan is None:
+        pytest.skip("no plan works here")
+    plant_faults(base / name, monkeypatch)
+    outcome = sandbox.run_program(sandbox.Program("def f(x): return 2", ["assert f(1) == 2"]), sandbox.Limits(), plan)
+    assert outcome.status == "passed"
 
 
 # ---- refused, in one line ----
@@ -210,8 +231,8 @@ def test_private_temporary_folder_is_refused_for_another_user(plan: Plan, base: 
         pytest.skip("the answer runs as the same user")
     (base / "private").mkdir(mode=0o700)
     said = run_there(make_venv(interpreter, base / "venv"), plan, base / "private")
-    if "cannot be read by other users" in said:
-        pytest.skip(said)
+    if ordinary(plan):
+        pytest.skip(ordinary(plan))
     assert f"{base / 'private'} cannot be entered by other users: set TMPDIR to a folder that can" in said
     assert "\n" not in said
 
