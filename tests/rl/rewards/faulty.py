@@ -7,6 +7,7 @@ import pytest
 
 from rl.rewards import sandbox
 
+GENUINE = sandbox.ROOT
 Fault = tuple[str, str, str]  # module of the jail, right text, wrong text
 # Root keeps its user, without its rights: as an ordinary user, whose files and processes the answer may touch.
 AS_A_USER: Fault = ("supervisor", "uid = FIRST_UID + os.getpid() if", "uid = None if True or")
@@ -17,7 +18,7 @@ def plant_faults(folder: Path, monkeypatch: pytest.MonkeyPatch, *faults: Fault) 
     root = folder / "faulty"
     for part in ("rl", "rl/rewards", "rl/rewards/jail"):
         (root / part).mkdir(exist_ok=True, parents=True)
-        for path in (sandbox.ROOT / part).glob("*.py"):
+        for path in (GENUINE / part).glob("*.py"):
             shutil.copy(path, root / part)
     for module, right, wrong in faults:
         path = root / "rl" / "rewards" / "jail" / f"{module}.py"
