@@ -117,8 +117,8 @@ def shut_in(request: dict[str, Any], folder: str, uid: int | None) -> None:
         os.setresuid(uid, uid, uid)
     elif plan != "none":
         linux.drop_capabilities()
-    require_readable([*readable, *request["site_paths"]])
     require_writable(folder)
+    require_readable([*readable, *request["site_paths"]])
     if sys.platform == "linux":
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "parent's death")
     # A count by user is the answer's own only with a user or a namespace of its own.
