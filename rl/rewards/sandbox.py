@@ -7,20 +7,20 @@ import functools
 import json
 import os
 import selectors
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
+
+from rl.rewards.guards import GUARDS, PLANS, PROBE, Plan, open_targets, probe_test
+from rl.rewards.placement import find_view, require_own_folders
 
 Status = Literal["passed", "failed", "timeout", "memory", "crashed"]
-Plan = Literal["namespaces", "landlock", "permissions", "none"]
-PLANS: tuple[Plan, ...] = ("namespaces", "landlock", "permissions")
 MEANS = {
     "namespaces": "a root folder, processes, network and IPC of their own (namespaces)",
     "landlock": "Landlock",
@@ -29,17 +29,9 @@ MEANS = {
 }
 ROOT = Path(__file__).resolve().parents[2]
 START = "import sys; sys.path.insert(0, {root!r}); from rl.rewards.jail.supervisor import main; sys.path.pop(0); main()"
-# Started without `site` (a third of the time); answers may still import what is installed.
-SITE_PATHS = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 GRACE_S = 60.0  # beyond the limit on wall clock, for starting and clearing away on a busy machine
 VERDICT_BYTES = 1 << 16
-# What the probe may find open without the plan being refused, and what follows for the user.
-TOLERATED = {
-    "secrets": "files that others may read",
-    "modes": "modes and times of the user's files",
-    "leftovers": "folders that anyone may write to",
-    "network": "the network",
-}
+BROKEN = "the sandbox for model-written code does not work (plan {}): "
 
 
 @dataclass(frozen=True)
@@ -86,10 +78,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Protection:
-    """A plan that works here, and what it leaves open (keys of TOLERATED)."""
+    """A plan that works here, and what it leaves open (names of `guards.GUARDS`). passed_over: the stronger plans,
+    each with why it does not work here."""
 
     plan: Plan
     is_open: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
 
 class Sandbox:
@@ -115,11 +109,13 @@ class Sandbox:
     def describe(self) -> str:
         """One line: what guards, which limits hold, what stays open."""
         limits = self.limits
-        still_open = "; ".join(TOLERATED[name] for name in self.protection.is_open)
+        still_open = "; ".join(GUARDS[name].means for name in self.protection.is_open)
+        passed_over = "".join(f"; not used: {reason}" for reason in self.protection.passed_over)
         return (
             f"model-written code is shut in by {MEANS[self.protection.plan]}; limits: {limits.cpu_s} s CPU, "
             f"{limits.wall_s:g} s in all, {limits.memory_mb} MB memory and {limits.processes} processes, "
-            f"{limits.file_mb} MB a file, {limits.disk_mb} MB of files; open: {still_open or 'nothing known'}"
+            f"{limits.file_mb} MB a file, {limits.disk_mb} MB of files; open: "
+            f"{still_open or 'nothing known'}{passed_over}"
         )
 
 
@@ -128,14 +124,16 @@ def describe_protections(unsafe: bool = False) -> str:
     return Sandbox(unsafe=unsafe).describe()
 
 
-def run_program(program: Program, limits: Limits, plan: Plan) -> Outcome:
-    """See `Sandbox.run`."""
+def run_program(program: Program, limits: Limits, plan: Plan, shown: Sequence[str] = ()) -> Outcome:
+    """See `Sandbox.run`. shown: folders that the program may read beside what its interpreter needs."""
     started = time.perf_counter()
-    request = {"answer": program.answer, "limits": asdict(limits), "plan": plan}
-    request |= {"parent_folder": tempfile.gettempdir(), "site_paths": SITE_PATHS}
+    view = find_view(tuple(shown))
+    request: dict[str, Any] = {"answer": program.answer, "limits": asdict(limits), "plan": plan}
+    request |= {"parent_folder": tempfile.gettempdir(), "site_paths": view.packages}
+    request |= {"readable": view.readable, "links": view.links}
     verdict = ask_supervisor(frame(request) + frame(list(program.tests)), limits.wall_s + GRACE_S)
     if verdict["status"] == "broken":
-        raise RuntimeError(f"the sandbox for model-written code does not work (plan {plan}): {verdict['message']}")
+        raise RuntimeError(BROKEN.format(plan) + verdict["message"])
     return Outcome(cast(Status, verdict["status"]), verdict["message"], (time.perf_counter() - started) * 1000)
 
 
@@ -198,48 +196,17 @@ def last_line(process: subprocess.Popen[bytes]) -> str:
 
 # ---- which plan works here ----
 
-# Tries to do harm, to a file and processes that are there for it, and tells what it could do.
-PROBE = """
-import os, socket, time
-def find_open(folder, pid, port, processes):
-    found, victim = [], folder + "/victim"
-    def attempt(name, *actions):
-        for action in actions:
-            try:
-                action()
-            except Exception:
-                continue
-            found.append(name)
-            return
-    def fork_all():
-        for _ in range(processes + 4):
-            if os.fork() == 0:
-                time.sleep(30)
-                os._exit(0)
-    def send():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            sender.sendto(b"x", ("127.0.0.1", port))
-    attempt("secrets", lambda: open(victim).read(), lambda: open(f"/proc/{pid}/environ").read())
-    attempt("modes", lambda: os.chmod(victim, 0o600))
-    attempt("leftovers", lambda: open(folder + "/shared/new", "x"))
-    attempt("disk", lambda: os.truncate(victim, 0), lambda: os.remove(victim), lambda: open(folder + "/new", "x"))
-    attempt("processes", lambda: os.kill(pid, 0))
-    attempt("network", lambda: socket.create_connection(("127.0.0.1", port), 1), send)
-    attempt("forks", fork_all)
-    return found
-"""
-
 
 def find_protection(unsafe: bool = False) -> Protection:
     """The strongest plan that was seen to work. ValueError when none was, unless `unsafe`."""
-    reasons = []
+    reasons: list[str] = []
     for plan in PLANS:
         found = probe(plan)
         if isinstance(found, Protection):
-            return found
+            return replace(found, passed_over=tuple(reasons))
         reasons.append(f"{plan}: {found}")
     if unsafe:
-        return Protection("none", tuple(TOLERATED))
+        return Protection("none", tuple(GUARDS), tuple(reasons))
     raise ValueError(
         "nothing here keeps model-written code from this machine's files and processes ("
         + "; ".join(reasons)
@@ -251,25 +218,16 @@ def find_protection(unsafe: bool = False) -> Protection:
 @functools.cache
 def probe(plan: Plan) -> Protection | str:
     """Whether the plan holds here: by code that tries to break it. A string says why it does not."""
-    limits = Limits()
-    with (
-        tempfile.TemporaryDirectory(prefix="foretoken-probe-") as folder,
-        socket.create_server(("127.0.0.1", 0)) as server,
-    ):
-        os.chmod(folder, 0o755)
-        (Path(folder) / "victim").write_text("canary")
-        (Path(folder) / "shared").mkdir()
-        (Path(folder) / "shared").chmod(0o777)
-        arguments = (folder, os.getpid(), server.getsockname()[1], limits.processes)
-        test = f"found = find_open{arguments}\nif found: raise AssertionError(' '.join(found))"
-        try:
-            outcome = run_program(Program(PROBE, [test]), limits, plan)
-        except RuntimeError as error:
-            return str(error).partition(": ")[2]
+    try:
+        require_own_folders()
+        with open_targets(Limits.processes, Limits.memory_mb) as targets:
+            outcome = run_program(Program(PROBE, [probe_test(targets)]), Limits(), plan, [targets["packages"]])
+    except (RuntimeError, ValueError, OSError) as error:
+        return str(error).removeprefix(BROKEN.format(plan))
     if outcome.status == "passed":
         return Protection(plan)
     if not outcome.message.startswith("AssertionError: "):
         return f"{outcome.status}: {outcome.message}"
-    is_open = outcome.message.removeprefix("AssertionError: ").split()
-    unguarded = [name for name in is_open if name not in TOLERATED]
-    return f"does not guard {', '.join(unguarded)}" if unguarded else Protection(plan, tuple(is_open))
+    is_open = tuple(outcome.message.removeprefix("AssertionError: ").split())
+    unguarded = [f"{name} ({GUARDS[name].means})" for name in is_open if not GUARDS[name].is_tolerated]
+    return f"does not guard {', '.join(unguarded)}" if unguarded else Protection(plan, is_open)

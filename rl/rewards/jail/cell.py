@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from rl.rewards.jail import answer, judge, linux
+from rl.rewards.jail import answer, judge, linux, seccomp
 
 REPORT_BYTES = 4096
 REASON_BYTES = 2048
@@ -23,7 +23,6 @@ PID_BYTES = 4
 FRAME_BYTES = 8
 READY = b"+"
 ENDING_S = 2.0  # how long a process may take to end once its pipes are closed
-SYSTEM_PATHS = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store")
 
 
 def read_frame(descriptor: int) -> bytes:
@@ -43,7 +42,7 @@ def run(request: dict[str, Any], folder: str, users: Users, report: int) -> NoRe
     """The judge's process: start the answer's, then judge and report. Nothing returns from here."""
     try:
         uid, judge_uid = users
-        enter(request, folder, uid)
+        folder = enter(request, folder, uid)
         (asked, asking), (replies, replying) = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -104,30 +103,34 @@ def run_answer(request: dict[str, Any], folder: str, uid: int | None, asked: int
     os._exit(0)
 
 
-def enter(request: dict[str, Any], folder: str, uid: int | None) -> None:
+def enter(request: dict[str, Any], folder: str, uid: int | None) -> str:
     """What both processes share: their paths, and where there are namespaces, a root folder; what comes after is the
-    answer's process alone in a namespace of processes."""
+    answer's process alone in a namespace of processes. Returns the working folder, under its path there."""
+    os.umask(0o022)  # whatever the trainer's: folders made here are for the answer's user
     sys.path += request["site_paths"]
     if uid is not None:
         os.chown(folder, uid, uid)
         os.chmod(folder, 0o750)  # the judge's group is the same: tests may read what the answer wrote
     if request["plan"] == "namespaces":
         linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
-        linux.enter_private_root(folder, readable_paths(request["site_paths"]), request["limits"]["disk_mb"])
+        megabytes = request["limits"]["disk_mb"]
+        folder = linux.enter_private_root(folder, request["readable"], request["links"], megabytes)
         linux.unshare(linux.CLONE_NEWPID)
     else:
         os.chdir(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = folder
+    return folder
 
 
 def shut_in(request: dict[str, Any], folder: str, uid: int | None, gid: int | None) -> None:
     """Take from this process what the plan and the limits say."""
-    plan = request["plan"]
+    plan, readable = request["plan"], request["readable"]
+    has_own_user = uid is not None or plan == "namespaces"
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
-    readable = readable_paths(request["site_paths"])
     if plan != "none":
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "no_new_privs")
     if plan == "landlock":
@@ -136,17 +139,21 @@ def shut_in(request: dict[str, Any], folder: str, uid: int | None, gid: int | No
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    elif plan == "namespaces":
+    elif plan != "none":
         linux.drop_capabilities()
-    require_readable(readable)
+    if uid == gid:  # the judge, with a user of its own, may only read there
+        require_writable(folder)
+    require_readable([*readable, *request["site_paths"]])
     if sys.platform == "linux":
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "parent's death")
     # A count by user is the answer's own only with a user or a namespace of its own; without root the judge is in it.
     set_limits(
         request["limits"],
-        num_processes=request["limits"]["processes"] + (uid is None) if uid is not None or plan == "namespaces" else 0,
+        num_processes=request["limits"]["processes"] + (uid is None) if has_own_user else 0,
         is_strict=plan != "none",
     )
+    if plan != "none":
+        seccomp.filter_calls(has_own_user)
 
 
 def set_limits(limits: dict[str, Any], num_processes: int, is_strict: bool) -> None:
@@ -169,20 +176,18 @@ def set_limits(limits: dict[str, Any], num_processes: int, is_strict: bool) -> N
                 raise
 
 
-def readable_paths(site_paths: list[str]) -> list[str]:
-    """What an interpreter needs to see: the system's libraries, its own installation and the packages in it."""
-    libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
-    kept: list[str] = []
-    for path in map(os.path.normpath, (*SYSTEM_PATHS, sys.base_prefix, *site_paths, *libraries)):
-        if os.path.exists(path) and not any((path + "/").startswith(above + "/") for above in kept):
-            kept.append(path)
-    return kept
-
-
 def require_readable(paths: list[str]) -> None:
     """PermissionError when the user that the answer runs as cannot read its interpreter's library."""
     for path in paths:
-        if not os.access(path, os.R_OK):
+        if not os.access(path, os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK):
             raise PermissionError(
-                f"{path} cannot be read by other users: use a Python installed outside private folders"
+                f"{path} cannot be read by other users: use a Python, and packages, installed outside private folders"
             )
+
+
+def require_writable(folder: str) -> None:
+    """PermissionError when that user cannot reach the working folder by its path."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"{os.path.dirname(folder)} cannot be entered by other users: set TMPDIR to a folder that can"
+        )

@@ -4,6 +4,8 @@ Each function does one thing or raises OSError that names it. When to call which
 """
 
 import ctypes
+import errno
+import itertools
 import os
 from collections.abc import Sequence
 
@@ -55,7 +57,7 @@ def map_own_user(uid: int, gid: int) -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """mount(2)."""
-    arguments = [text if text is None else text.encode() for text in (source, target, kind, options)]
+    arguments = [text if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     result = LIBC.mount(*arguments[:3], ctypes.c_ulong(flags), arguments[3])
     succeed(result, f"mount of {source} on {target}")
 
@@ -64,16 +66,17 @@ def bind_read_only(source: str, target: str) -> None:
     """Show a folder or file with all that is mounted below it in another place, read-only."""
     mount(source, target, None, MS_BIND | MS_REC)
     settings = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
-    result = LIBC.syscall(
-        SYS_MOUNT_SETATTR, AT_FDCWD, target.encode(), AT_RECURSIVE, settings, ctypes.c_size_t(ctypes.sizeof(settings))
-    )
+    path, size = os.fsencode(target), ctypes.c_size_t(ctypes.sizeof(settings))
+    result = LIBC.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, AT_RECURSIVE, settings, size)
     succeed(result, f"mount_setattr of {target}")
 
 
-def enter_private_root(folder: str, readable: Sequence[str], megabytes: int) -> None:
+def enter_private_root(folder: str, readable: Sequence[str], links: Sequence[Sequence[str]], megabytes: int) -> str:
     """Make `folder` the root of all paths: in memory, bounded, with the readable paths in it and nothing else.
 
-    The mounts are this namespace's own, and vanish with its last process. Working folder afterwards: /tmp, writable.
+    readable: paths without symbolic links, none below another. links: (place, target) of symbolic links that lead to
+    them. The mounts are this namespace's own, and vanish with its last process. Returns the working folder, writable:
+    /tmp, or another where one of the paths lies in /tmp.
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={megabytes}m,nr_inodes=4096,mode=755")
@@ -82,24 +85,44 @@ def enter_private_root(folder: str, readable: Sequence[str], megabytes: int) -> 
         furnish(root, path)
     for name in ("null", "zero", "random", "urandom"):
         furnish(root, f"/dev/{name}", is_device=True)
-    os.mkdir(f"{root}/tmp")
-    os.chmod(f"{root}/tmp", 0o1777)
+    for place, target in links:
+        if not os.path.lexists(root + place):  # it is there where it lies in a readable folder
+            os.makedirs(os.path.dirname(root + place), exist_ok=True)
+            os.symlink(target, root + place)
     os.chdir(folder)
     # With both paths the same the old root ends up over the new one, and comes off.
     succeed(LIBC.pivot_root(b".", b"."), "pivot_root")
     succeed(LIBC.umount2(b".", MNT_DETACH), "umount2")
     # One folder further in: to a process in a chroot the kernel refuses user namespaces, and with them mounts.
     os.chroot("/root")
-    os.chdir("/tmp")
+    return make_working_folder([*readable, *(place for place, _ in links)])
+
+
+def make_working_folder(taken: Sequence[str]) -> str:
+    """Make, enter and return a writable folder that is none of these paths, above none and below none."""
+    names = itertools.chain(["/tmp"], (f"/answer{number or ''}" for number in itertools.count()))
+    folder = next(name for name in names if not any(is_within(name, path) or is_within(path, name) for path in taken))
+    # Programs write to /tmp by name, too: also where an interpreter lies in it, unless it is itself shown read-only.
+    for path in {"/tmp", folder}:
+        os.makedirs(os.path.realpath(path), exist_ok=True)
+        try:
+            os.chmod(path, 0o1777)
+        except OSError as error:
+            if path == folder or error.errno != errno.EROFS:
+                raise
+    os.chdir(folder)
+    return folder
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Whether the path is this folder or lies below it."""
+    return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")
 
 
 def furnish(root: str, path: str, is_device: bool = False) -> None:
-    """Show one path of the system in the new root; a symbolic link is made anew."""
+    """Show one path of the system in the new root."""
     place = root + path
     os.makedirs(os.path.dirname(place), exist_ok=True)
-    if os.path.islink(path):
-        os.symlink(os.readlink(path), place)
-        return
     if os.path.isdir(path):
         os.makedirs(place, exist_ok=True)
     else:

@@ -6,7 +6,6 @@ Every plan of protection that works here is tried. Faults planted in the jail sh
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 
 from rl.rewards import sandbox
 from rl.rewards.sandbox import PLANS, Limits, Outcome, Plan, Program, Protection, Sandbox, probe, run_program
+from tests.rl.rewards.faulty import Fault, plant_faults
 
 if sys.platform != "linux":
     pytest.skip("nothing but Linux can shut a program in", allow_module_level=True)
@@ -159,11 +159,11 @@ def test_all_files_together_are_bounded(plan: Plan) -> None:
 
 
 def test_deep_and_closed_folders_are_removed(plan: Plan) -> None:
-    answer = (
-        "import os\ndef f(x):\n  for _ in range(300):\n    os.mkdir('d'); os.chdir('d')\n  os.chmod('.', 0)\n  return 2"
-    )
+    # Where modes cannot be changed (Landlock, without root), there are no closed folders.
+    closing = "import os\ndef close(path):\n  try: os.chmod(path, 0)\n  except PermissionError: pass\n"
+    answer = closing + ("def f(x):\n  for _ in range(300):\n    os.mkdir('d'); os.chdir('d')\n  close('.')\n  return 2")
     assert run(answer, plan).status in {"passed", "crashed"}
-    answer = "import os\ndef f(x):\n  os.makedirs('a/b'); os.chmod('a/b', 0); os.chmod('a', 0)\n  return 2"
+    answer = closing + "def f(x):\n  os.makedirs('a/b'); close('a/b'); close('a')\n  return 2"
     assert run(answer, plan).status == "passed"
 
 
@@ -187,7 +187,7 @@ def f(x):
 
 
 def test_reads_nothing_of_the_trainer(plan: Plan, canary: Path) -> None:
-    if "secrets" in probe(plan).is_open:
+    if "readable" in probe(plan).is_open:
         pytest.skip(f"{plan} leaves readable what others may read")
     answer = f"""
 def f(x):
@@ -200,8 +200,6 @@ def f(x):
 
 
 def test_reaches_no_network(plan: Plan) -> None:
-    if plan == "permissions":
-        pytest.skip("permissions do not guard the network")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.05)
         port = server.getsockname()[1]
@@ -261,8 +259,6 @@ def f(x):
 
 
 def test_no_way_to_new_privileges(plan: Plan) -> None:
-    if plan != "namespaces":
-        pytest.skip("new namespaces are harmless under Landlock, and open under permissions alone")
     answer = "import ctypes\ndef f(x): return 2 if ctypes.CDLL(None).unshare(0x10000000 | 0x20000) == -1 else 0"
     assert run(answer, plan).status == "passed"
 
@@ -348,17 +344,8 @@ needs_namespaces = pytest.mark.skipif("namespaces" not in WORKING, reason="the f
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """Makes the supervisor start from a copy of the code with faults in it."""
 
-    def plant(*faults: tuple[str, str, str]) -> None:
-        root = tmp_path / "faulty"
-        for folder in ("rl", "rl/rewards", "rl/rewards/jail"):
-            (root / folder).mkdir(exist_ok=True, parents=True)
-            for path in (sandbox.ROOT / folder).glob("*.py"):
-                shutil.copy(path, root / folder)
-        for module, right, wrong in faults:
-            path = root / "rl" / "rewards" / "jail" / f"{module}.py"
-            assert right in path.read_text(), f"the planted fault no longer matches the code: {right}"
-            path.write_text(path.read_text().replace(right, wrong, 1))
-        monkeypatch.setattr(sandbox, "ROOT", root)
+    def plant(*faults: Fault) -> None:
+        plant_faults(tmp_path, monkeypatch, *faults)
 
     return plant
 
@@ -368,7 +355,7 @@ NO_USER = [
     ("cell", "\n        linux.drop", "\n        pass#"),
 ]
 OUTER_PROCESSES = ("cell", "        linux.unshare(linux.CLONE_NEWPID)\n", "")
-NO_ROOT = ("cell", "linux.enter_private_root(folder", "(lambda *given: None)(folder")
+NO_ROOT = ("cell", "folder = linux.enter_private_root(", "(lambda *given: None)(")
 
 
 @needs_namespaces
@@ -376,24 +363,18 @@ NO_ROOT = ("cell", "linux.enter_private_root(folder", "(lambda *given: None)(fol
     ("faults", "open_door"),
     [
         ([NO_ROOT, *NO_USER], "disk"),
-        ([("supervisor", "        leave_namespaces()", "        pass"), OUTER_PROCESSES, *NO_USER], "processes"),
+        ([("supervisor", "        leave_namespaces()", "        pass"), OUTER_PROCESSES, *NO_USER], "signals"),
         ([("cell", "(resource.RLIMIT_NPROC, ", "(resource.RLIMIT_CORE, 0 and ")], "forks"),
     ],
-    ids=["disk", "processes", "forks"],
+    ids=["disk", "signals", "forks"],
 )
 def test_probe_refuses_a_plan_with_a_hole(faults: list[tuple[str, str, str]], open_door: str, plant: object) -> None:
-    if os.getuid() != 0 and open_door == "processes":
+    if os.getuid() != 0 and open_door == "signals":
         pytest.skip("without root, leaving this out fails altogether")
     plant(*faults)
     found = probe.__wrapped__("namespaces")
     assert isinstance(found, str)
     assert open_door in found
-
-
-@needs_namespaces
-def test_probe_reports_what_else_is_open(plant: object) -> None:
-    plant(("cell", " | linux.CLONE_NEWNET", ""))
-    assert probe.__wrapped__("namespaces") == Protection("namespaces", ("network",))
 
 
 BURNING = "import time\ndef f(x):\n  while time.process_time() < 1.7: pass\n  return 2"
