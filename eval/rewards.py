@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eval.questions import Question
+from train.reward_rows import fresh
 
 LOADING = "rl.rewards.loading"
 
@@ -34,11 +35,11 @@ class Reward:
     ) -> list[float]:
         """One number a completion; questions, texts and tokens side by side. ValueError for what is no reward."""
         columns: dict[str, list[Any]] = {
-            name: [question.columns.get(name) for question in questions] for name in _columns(questions)
+            name: [fresh(question.columns.get(name)) for question in questions] for name in _columns(questions)
         }
         try:
             values = self.function(
-                prompts=[question.prompt for question in questions],
+                prompts=[fresh(question.prompt) for question in questions],
                 completions=[_completion(*pair) for pair in zip(questions, texts, strict=True)],
                 completion_ids=[list(ids) for ids in tokens],
                 trainer_state=None,
