@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.text_files import plain_name
 from train.data import DataOptions, load_prompts, render_prompt
-from train.prompts.record import Message, Prompt
+from train.prompts.record import Message
 from train.prompts.seen import leave_out
+from train.reward_rows import PROMPT, reward_rows
 from train.testbed import testbed_prompts
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def task_name(model_source: str, data_source: str, data_path: str) -> str:
     """What prompts are called in tables: the name of their file or of their source."""
     if model_source == TESTBED:
         return TESTBED
-    return Path(data_path).stem if data_path else data_source
+    return plain_name(Path(data_path)) if data_path else data_source
 
 
 def load_questions(
@@ -48,25 +50,22 @@ def load_questions(
 
     seen: fingerprints of prompts that are left out, since a checkpoint has seen them.
     """
-    prompts = leave_out([prompt for prompt in load_prompts(data) if prompt.split == split], seen)
+    everything = load_prompts(data)
+    # Rows of all splits, since training has them too: a row has the columns of all.
+    rows = dict(zip((id(prompt) for prompt in everything), reward_rows(everything), strict=True))
+    prompts = leave_out([prompt for prompt in everything if prompt.split == split], seen)
     questions: list[Question] = []
     for prompt in prompts:
         ids = render_prompt(tokenizer, prompt, data.chat_template_kwargs)
         if len(ids) <= longest:
-            asked = prompt.text if prompt.text is not None else list(prompt.messages)
-            questions.append(Question(asked, ids, columns_of(prompt)))
+            row = rows[id(prompt)]
+            questions.append(Question(row.pop(PROMPT), ids, row))
         if len(questions) == count:
             return questions
     raise ValueError(
         f"num_prompts={count}: data.source={data.source} has {len(prompts)} {split} prompts, of which {len(questions)} "
         f"have at most {longest} tokens; ask for fewer, or raise data.heldout_fraction (now {data.heldout_fraction})"
     )
-
-
-def columns_of(prompt: Prompt) -> dict[str, Any]:
-    """What training gives the reward of such a row, its prompt apart."""
-    named = {"task": prompt.task} | ({} if prompt.answer is None else {"answer": prompt.answer})
-    return prompt.columns | named
 
 
 def load_testbed_questions(tokenizer: "PreTrainedTokenizerBase", seed: int, split: str, count: int) -> list[Question]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from eval.questions import Question
 from models.decoding.stops import Detokenizer
+from train.reward_rows import fresh
 
 LOADING = "rl.rewards.loading"
 THOUGHTS = "rl.rewards.thoughts"
@@ -43,13 +44,13 @@ class Reward:
         tokenizer: the target's, by which answers are told from thoughts.
         """
         columns: dict[str, list[Any]] = {
-            name: [question.columns.get(name) for question in questions] for name in _columns(questions)
+            name: [fresh(question.columns.get(name)) for question in questions] for name in _columns(questions)
         }
         read_answers = importlib.import_module(THOUGHTS).read_answers
         columns["completion_answers"] = read_answers(tokenizer, [one.ids for one in questions], tokens)
         try:
             values = self.function(
-                prompts=[question.prompt for question in questions],
+                prompts=[fresh(question.prompt) for question in questions],
                 completions=[_completion(*pair) for pair in zip(questions, texts, strict=True)],
                 completion_ids=[list(ids) for ids in tokens],
                 trainer_state=None,

@@ -58,8 +58,11 @@ def atomic_write(path: Path, needed_bytes: int = 0) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, UTF-8, whole or not at all; makes the folder."""
-    content = text.encode()
+    """A text file, UTF-8, whole or not at all; makes the folder.
+
+    A lone surrogate is written as \\udXXX, as JSON spells it: what a run has measured is never lost for one.
+    """
+    content = text.encode(errors="backslashreplace")
     with telling_full(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, len(content)) as scratch:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jinja2
 
+from .text_files import read_text
+
 # transformers' own mark of what an assistant writes, which plain Jinja does not know.
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
@@ -15,14 +17,14 @@ def read_template(file: str) -> str:
     """The text of a chat template. ValueError for no such file, or what is no Jinja template."""
     path = Path(file).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION.sub("", text))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"model.chat_template={file!r} cannot be read ({error}); give a file that holds a Jinja template"
-        ) from error
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(
             f"model.chat_template={file!r} is no Jinja template (line {error.lineno}: {error.message})"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model.chat_template={file!r} cannot be read ({error}); give a file that holds a Jinja template"
         ) from error
     return text

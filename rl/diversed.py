@@ -138,6 +138,7 @@ def train_verifier(config: DiversedConfig) -> float | tuple[float, ...]:
         reward_name,
         config.trainer.rollout_batch_size,
         provenance(config) | {"prompts": prompts_record(train, heldout)},
+        template_kwargs=config.data.chat_template_kwargs,
         args=rloo_config(config.trainer, folder, pair.target.device.type, heldout is not None, config.logger),
         train_dataset=train,
         eval_dataset=heldout,

@@ -7,7 +7,7 @@ completions out, and each gets to know what all have sampled.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -29,6 +29,7 @@ from rl.rewards.loading import ANSWERS
 from rl.rewards.thoughts import read_answers
 from rl.rollout import FixedWeight, Rollout, Weigher, require_verified, sample_rollouts
 from rl.sharing import gather_rollouts, piece
+from train.data import render_asked
 from train.ranks import gather_pieces
 from train.trainer import NoStepTooMany
 
@@ -82,11 +83,19 @@ def length_metrics(lengths_S: Tensor, is_cut_S: Tensor) -> dict[str, float]:
 class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
     """trl's RLOO trainer with completions of our own."""
 
-    def __init__(self, pair: Pair, run: RunState, rollout_batch_size: int, **kwargs: Any) -> None:
-        """kwargs: those of trl's."""
+    def __init__(
+        self,
+        pair: Pair,
+        run: RunState,
+        rollout_batch_size: int,
+        template_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """template_kwargs: `data.chat_template_kwargs`. kwargs: those of trl's."""
         self.pair = pair
         self.run_state = run
         self.rollout_batch_size = rollout_batch_size
+        self.template_kwargs = dict(template_kwargs or {})
         self.measured: dict[str, Any] = {}
         self._everyones: list[Rollout] = []  # what all processes have sampled last, without features
         self._answers: list[str] = []  # of what this process has sampled last, behind the model's thoughts
@@ -106,10 +115,14 @@ class MeasuringTrainer(NoStepTooMany, RLOOTrainer):
             self._metrics[mode][name].append(value)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """Text and messages as trl renders them; token ids as they are."""
-        if isinstance(prompts[0], list) and prompts[0] and isinstance(prompts[0][0], int):
-            return [list(prompt) for prompt in prompts], None, {}
-        return super()._tokenize_prompts(prompts)
+        """Text and messages as all of this project renders them; token ids as they are."""
+        tokenizer = self.pair.target.tokenizer  # trl's copy may have another padding token, which a template may read
+
+        def render(prompt: Any) -> list[int]:
+            is_rendered = isinstance(prompt, list) and isinstance(prompt[0], int)
+            return list(prompt) if is_rendered else render_asked(tokenizer, prompt, self.template_kwargs)
+
+        return [render(prompt) for prompt in prompts], None, {}
 
     def _sample(self, prompt_ids: list[list[int]], head: Weigher, stream: int, first: int) -> list[Rollout]:
         """A completion of each prompt, and what the other processes sample beside; `first`: number of the first one."""

@@ -71,7 +71,7 @@ class DiversedTrainer(MeasuringTrainer):
         provenance: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """kwargs: args (of `rloo_config`), train_dataset, eval_dataset, callbacks."""
+        """kwargs: template_kwargs, args (of `rloo_config`), train_dataset, eval_dataset, callbacks."""
         self.policy_options = policy
         self.provenance = provenance or {}
         self._rollouts: list[Rollout] = []  # this process's, the last ones of training

@@ -19,7 +19,8 @@ from trl.trainer.utils import RepeatSampler
 
 from models.ensemble import EnsembleHead
 from models.target import Target
-from rl.rewards.loading import check_rewards
+from rl.rewards.loading import ARGUMENTS, check_rewards
+from train.reward_rows import fresh
 from train.trainer import StopOnInterrupt
 
 
@@ -86,11 +87,12 @@ class EpochSampler(RepeatSampler):
 
 
 def checked_reward(reward: Callable[..., Any], name: str) -> Callable[..., list[float]]:
-    """The reward function, which must give a number for every completion."""
+    """The reward function, which must give a number for every completion, and gets copies of prompts and columns."""
 
     def checked(prompts: Sequence[Any], **kwargs: Any) -> list[float]:
+        columns = {key: list(map(fresh, value)) for key, value in kwargs.items() if key not in ARGUMENTS}
         try:
-            values = reward(prompts=prompts, **kwargs)
+            values = reward(prompts=list(map(fresh, prompts)), **(kwargs | columns))
         except Exception as error:
             raise ValueError(
                 f"reward {name!r} raised {type(error).__name__}: {error}; make it return a number for every completion"

@@ -13,6 +13,7 @@ from pathlib import Path
 from models.export.hf import push_folder
 from models.export.servers import HF, SERVERS, VLLM, check_exportable, export
 from models.target import AUTO, DTYPES, load_target
+from models.text_files import require_words
 from scripts.generate import choose_target
 
 
@@ -45,6 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = parse_arguments(words)
     try:
+        require_words(sys.argv[1:] if words is None else words)
         if arguments.push and arguments.to != HF:
             raise ValueError(
                 f"--push with --to {arguments.to}: only --to {HF} writes what the hub can show; leave it out"

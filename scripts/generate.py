@@ -6,6 +6,7 @@ last line (stderr) tells the speed, and what a relaxed rule spent.
 """
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -39,8 +40,11 @@ from models.decoding.verification.base import Rule
 from models.decoding.verification.ensemble import DynamicEnsemble
 from models.decoding.verification.options import RULES, VerifierOptions, make_rule
 from models.target import AUTO, DTYPES, Target, TargetOptions, load_target
-from train.data import Prompt, render_prompt
+from models.text_files import decode, require_words, tolerate
+from train.data import render_asked
 from train.presets import CONF, read_preset, read_words
+from train.prompts.record import Message
+from train.template_kwargs import parse_kwargs
 
 HEADS, LOSSLESS = "heads", "lossless"
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"
@@ -174,6 +178,7 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     make_rule(find_verifier(arguments.verifier))
     check_ensemble(arguments)
     length_options = find_length(arguments.length)
+    asked, template_kwargs = ask(arguments, prompt)
     options = choose_target(arguments)
     target = load_target(options)
     sampling = SamplingParams(arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p)
@@ -197,7 +202,9 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
         rule, budget = find_rule(arguments, target, record)
         drafter, length = make_length(length_options, drafter, count)
         decoder = Decoder(target, drafter, count, rule, budget, length)
-    prompt_ids = render_prompt(target.tokenizer, _as_prompt(prompt, arguments.raw))
+    prompt_ids = render_asked(target.tokenizer, asked, template_kwargs)
+    if arguments.checkpoint is not None and (note := other_kwargs(arguments.checkpoint, asked, template_kwargs)):
+        print(note, file=stderr)
     started = time.perf_counter()
     (result,) = decoder.generate([prompt_ids], params, on_tokens=Printer(target.tokenizer, write, is_coloured))
     seconds = time.perf_counter() - started
@@ -206,10 +213,40 @@ def generate(arguments: argparse.Namespace, prompt: str, stdout: TextIO, stderr:
     return result
 
 
-def _as_prompt(text: str, is_raw: bool) -> Prompt:
-    if is_raw:
-        return Prompt("prompt", "completion", text=text)
-    return Prompt("prompt", "chat", messages=({"role": "user", "content": text},))
+def ask(arguments: argparse.Namespace, prompt: str) -> tuple[str | list[Message], dict[str, Any]]:
+    """Raw text or turns, and what the chat template is told. ValueError for what is of no use to raw text."""
+    kwargs = parse_kwargs(arguments.chat_template_kwargs, "--chat-template-kwargs")
+    if arguments.raw:
+        if kwargs or arguments.system is not None:
+            other = "--chat-template-kwargs" if kwargs else "--system"
+            raise ValueError(f"{other} with --raw: raw text has no chat template; leave out one of them")
+        return prompt, {}
+    system = [] if arguments.system is None else [{"role": "system", "content": arguments.system}]
+    return [*system, {"role": "user", "content": prompt}], kwargs
+
+
+def other_kwargs(checkpoint: Path, asked: str | list[Message], kwargs: dict[str, Any]) -> str:
+    """A line where the checkpoint was trained on chats that were rendered otherwise, else ""."""
+    trained = read_config(checkpoint).get("provenance", {}).get("data", {}).get("chat_template_kwargs")
+    if isinstance(asked, str) or trained is None or trained == kwargs:
+        return ""
+    words = " ".join(f"{name}={json.dumps(value)}" for name, value in trained.items())
+    remedy = f"--chat-template-kwargs {words}" if words else "no --chat-template-kwargs"
+    return f"note: {checkpoint} was trained with {remedy}; with others drafts fit less well"
+
+
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """From the command line, else from stdin, in UTF-8. ValueError where it is empty, or no UTF-8."""
+    if arguments.prompt is None and sys.stdin.isatty():
+        print("Prompt, ended by Ctrl-D:", file=sys.stderr)
+    prompt = arguments.prompt
+    if prompt is None:
+        buffer = getattr(sys.stdin, "buffer", None)  # a stream that a caller has put there may hold text alone
+        prompt = sys.stdin.read() if buffer is None else decode(buffer.read(), "stdin")
+        prompt = prompt.rstrip("\n")
+    if not prompt:
+        raise ValueError('the prompt is empty; give --prompt "..." or some text on stdin')
+    return prompt
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -219,6 +256,7 @@ def make_parser() -> argparse.ArgumentParser:
         "checkpoint", type=Path, nargs="?", help="folder that `python -m train.mtp` wrote; it names the target, too"
     )
     parser.add_argument("--prompt", help="what to answer; without it, the prompt is read from stdin")
+    parser.add_argument("--system", metavar="TEXT", help="a system turn before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--plain", action="store_true", help="decode without a drafter")
     parser.add_argument(
@@ -266,6 +304,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--chat-template", metavar="FILE", help="in place of the tokenizer's own, as model.chat_template"
     )
+    parser.add_argument(
+        "--chat-template-kwargs",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what the chat template is told, such as enable_thinking=false, as data.chat_template_kwargs",
+    )
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     return parser
 
@@ -279,16 +324,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = parse_arguments(words)
     try:
+        require_words(sys.argv[1:] if words is None else words)
         if arguments.threads is not None:
             if arguments.threads < 1:
                 raise ValueError(f"--threads {arguments.threads}: must be at least 1")
             torch.set_num_threads(arguments.threads)
-        if arguments.prompt is None and sys.stdin.isatty():
-            print("Prompt, ended by Ctrl-D:", file=sys.stderr)
-        prompt = sys.stdin.read().rstrip("\n") if arguments.prompt is None else arguments.prompt
-        if not prompt:
-            raise ValueError('the prompt is empty; give --prompt "..." or some text on stdin')
-        generate(arguments, prompt, sys.stdout, sys.stderr)
+        tolerate(sys.stdout)
+        generate(arguments, read_prompt(arguments), sys.stdout, sys.stderr)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return INTERRUPTED

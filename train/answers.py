@@ -228,7 +228,8 @@ def _ask_for_shards(
 
 def write_answers(path: Path, answers: Iterable[Answer]) -> None:
     """One JSON object a line."""
-    with path.open("w", encoding="utf-8") as file:
+    # What UTF-8 cannot hold is written as \\udXXX, which is how JSON spells it: no shard fails half way.
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         for answer in answers:
             file.write(json.dumps(asdict(answer), ensure_ascii=False) + "\n")
 

@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from models.text_files import require_words, tolerate
 from train.option_errors import ALL_OPTIONS, OptionError, option_error
 from train.presets import CONF, preset_names
 from train.ranks import is_main, num_ranks, rank, take_up_launcher
@@ -35,6 +36,9 @@ INTERRUPTED = 130
 LOCAL_RANK = ("--local_rank", "--local-rank")
 # Every process composes the same options; one of them writes down which.
 WRITES_NOTHING = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+
+# Mappings with names that no schema knows: whatever they are for checks them.
+FREE_MAPPINGS = ("data.chat_template_kwargs", "reward.options")
 
 T = TypeVar("T")
 
@@ -80,6 +84,15 @@ def _started_as(main: Callable[[Any], Any]) -> str | None:
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec.name if main.__module__ == "__main__" and spec is not None else None
+
+
+def with_free_mappings(schema: type[Any]) -> DictConfig:
+    """The schema, with mappings that take new names from the command line without a `+`."""
+    config: DictConfig = OmegaConf.structured(schema)
+    for key in FREE_MAPPINGS:
+        if OmegaConf.select(config, key) is not None:
+            OmegaConf.set_struct(OmegaConf.select(config, key), False)
+    return config
 
 
 @contextmanager
@@ -142,7 +155,7 @@ def entry(
     """
 
     # Gives every option of the schema a place that the command line can override, typed from the start.
-    ConfigStore.instance().store(name=f"{config_name}_schema", node=schema)
+    ConfigStore.instance().store(name=f"{config_name}_schema", node=with_free_mappings(schema))
 
     def decorate(main: Callable[[T], Any]) -> Callable[[], Any]:
         def run(cfg: DictConfig) -> Any:
@@ -171,6 +184,12 @@ def entry(
             if (script := script_for(sys.argv[1:])) is not None:
                 print(script)
                 return None
+            tolerate(sys.stdout)
+            try:
+                require_words(sys.argv[1:])
+            except ValueError as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(2)
             sys.argv[1:] = words_of_rank(sys.argv[1:])
             return _run_hydra(wrapped, schema)
 

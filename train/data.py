@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.text_files import find_surrogate
 from train.masks import mask_answers, render_ids
 from train.prompts import hub, instructions, jsonl, stdlib, stories
 from train.prompts.record import Message, Prompt, mix_by_task
@@ -17,7 +18,16 @@ from train.prompts.seen import one_split_each
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["DataOptions", "Example", "Prompt", "dedupe", "load_prompts", "render_example", "render_prompt"]
+__all__ = [
+    "DataOptions",
+    "Example",
+    "Prompt",
+    "dedupe",
+    "load_prompts",
+    "render_asked",
+    "render_example",
+    "render_prompt",
+]
 
 SOURCES = ("instructions", "stories", "stdlib", *hub.KNOWN, "jsonl", "hub", "mixed")
 LANGUAGES = ("en", "ko")
@@ -37,8 +47,8 @@ class DataOptions:
     """
 
     source: str = "instructions"
-    # A local JSONL or Parquet file or folder, read in place of the hub (gsm8k, mbpp, ...) or of Python's own library
-    # (stdlib).
+    # A local JSONL (plain or compressed) or Parquet file or folder, read in place of the hub (gsm8k, mbpp, ...) or of
+    # Python's own library (stdlib).
     path: str = ""
     dataset: str = ""
     dataset_config: str = ""
@@ -55,7 +65,7 @@ class DataOptions:
     tasks: list[str] = field(default_factory=list)
     languages: list[str] = field(default_factory=lambda: ["en", "ko"])
     sources: list[str] = field(default_factory=list)
-    # Passed to the chat template, for instance {enable_thinking: false}.
+    # Passed to the chat template, for instance {enable_thinking: false}; what the template does not know is refused.
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -141,6 +151,8 @@ def _check(options: DataOptions) -> None:
         raise ValueError(f"data.source={options.source!r} is unknown; choose one of {', '.join(SOURCES)}")
     if not 0 <= options.heldout_fraction <= 1:
         raise ValueError(f"data.heldout_fraction={options.heldout_fraction} must lie in [0, 1]")
+    if options.chat_template_kwargs and set(entries or [options.source]) == {"stdlib"}:
+        raise ValueError("data.chat_template_kwargs: data.source=stdlib is raw text, without a template; leave it out")
     if options.streaming:
         _check_streaming(options)
     if options.max_prompts < 0:
@@ -187,17 +199,32 @@ def fresh_prompts(options: DataOptions) -> list[Prompt]:
 def render_prompt(
     tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """Token ids that the target answers: the chat template's own rendering up to the answer's first token.
+    """Token ids that the target answers, see `render_asked`. Errors: as there, with the place of the prompt."""
+    try:
+        return render_asked(tokenizer, prompt.messages if prompt.text is None else prompt.text, chat_template_kwargs)
+    except ValueError as error:
+        raise ValueError(f"{prompt.place or f'prompt {prompt.id!r}'}: {error}") from error
 
-    Raw text is tokenised as it is, with the special tokens that the tokenizer adds itself (a BOS where it has one).
-    Errors: ValueError for a chat prompt where the tokenizer has no template, or where the template refuses a turn.
+
+def render_asked(
+    tokenizer: "PreTrainedTokenizerBase",
+    asked: str | Sequence[Message],
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Token ids of raw text or of messages: the one rendering of prompts, for training, measuring and decoding.
+
+    Messages are rendered by the chat template, up to the answer's first token; raw text is tokenised as it is, with the
+    special tokens that the tokenizer adds itself (a BOS where it has one). Errors: ValueError for messages where the
+    tokenizer has no template, or where the template refuses a turn or does not know one of the kwargs.
     """
-    if prompt.text is not None:
-        ids = list(tokenizer(prompt.text)["input_ids"])
+    if isinstance(asked, str):
+        if find_surrogate(asked) is not None:
+            raise ValueError("it holds half of a character (a lone surrogate), which no tokenizer takes")
+        ids = list(tokenizer(asked)["input_ids"])
     else:
-        ids = render_ids(tokenizer, prompt.messages, add_generation_prompt=True, kwargs=chat_template_kwargs)
+        ids = render_ids(tokenizer, asked, add_generation_prompt=True, kwargs=chat_template_kwargs)
     if not ids:
-        raise ValueError(f"prompt {prompt.id!r} renders to no token at all; leave it out")
+        raise ValueError("it renders to no token at all; leave it out")
     return ids
 
 
@@ -221,7 +248,10 @@ def render_example(
         mask = [False] * len(prompt_ids) + [True] * len(answer_ids)
         return Example(prompt.id, prompt.task, prompt.split, prompt_ids + answer_ids, mask)
     messages: Sequence[Message] = [*prompt.messages, {"role": "assistant", "content": prompt.answer}]
-    ids, mask = mask_answers(tokenizer, messages, chat_template_kwargs)
+    try:
+        ids, mask = mask_answers(tokenizer, messages, chat_template_kwargs)
+    except ValueError as error:
+        raise ValueError(f"{prompt.place or f'prompt {prompt.id!r}'}: {error}") from error
     return Example(prompt.id, prompt.task, prompt.split, ids, mask)
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from models.text_files import find_surrogate
+from train.template_kwargs import check_kwargs
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -19,6 +22,7 @@ Message = dict[str, str]
 GENERATION_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Stands in for an answer: letters alone, so that no template trims, splits or escapes it.
 PLACEHOLDER = "qzANSWERzq"
+SHOWN = 40
 
 
 def render_text(
@@ -27,25 +31,47 @@ def render_text(
     add_generation_prompt: bool,
     kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """The chat template's rendering. Errors: ValueError without a template, or when the template refuses a turn."""
+    """The chat template's rendering.
+
+    Errors: ValueError without a template, for kwargs that it does not know, or when it refuses a turn.
+    """
     if not tokenizer.chat_template:
         raise ValueError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so it takes raw text alone: use "
             "data=stdlib, or an instruction-tuned model"
         )
+    if kwargs:
+        check_kwargs(tokenizer, kwargs)
     try:
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **(kwargs or {})
         )
-    except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages)
-        hint = "put the system text into the first user turn" if "system" in roles else "check the order of the turns"
-        raise ValueError(
-            f"the chat template of {tokenizer.name_or_path!r} refuses a conversation of the turns {roles}: {error}; "
-            f"{hint}"
-        ) from error
+    except Exception as error:  # a template is a program: it may fail in any way, beside those of Jinja
+        raise _refusal(tokenizer, messages, error) from error
     assert isinstance(text, str)
+    if find_surrogate(text) is not None:
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path!r} renders half of a character (a lone surrogate) for "
+            f"{_shown(messages)}, which no tokenizer takes; write the whole character"
+        )
     return text
+
+
+def _refusal(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], error: Exception) -> ValueError:
+    roles = ", ".join(message["role"] for message in messages)
+    hint = "put the system text into the first user turn" if "system" in roles else "check the order of the turns"
+    # Of Jinja's own errors the text says enough.
+    kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+    return ValueError(
+        f"the chat template of {tokenizer.name_or_path!r} refuses a conversation of the turns {roles} "
+        f"({_shown(messages)}): {kind}{' '.join(str(error).split())}; {hint}"
+    )
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    """The beginning of the last turn, by which its conversation is found."""
+    content = messages[-1]["content"] if messages else ""
+    return repr(content if len(content) <= SHOWN else content[:SHOWN] + "...")
 
 
 def render_ids(
@@ -67,7 +93,7 @@ def mask_answers(
     Errors: ValueError for a mask that is all zeros or all ones, for a template in which an answer cannot be found, and
     for the errors of `render_text`.
     """
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    template = tokenizer.get_chat_template(tools=(kwargs or {}).get("tools")) if tokenizer.chat_template else ""
     if GENERATION_MARKER.search(template):
         ids, mask = _mask_by_markers(tokenizer, messages, kwargs)
     else:

@@ -37,10 +37,11 @@ from tests.train.copies import copy_run, pin_best
 from tests.train.interrupts import interrupt_at
 from train import testbed
 from train.config import INTERRUPTED, checked
-from train.data import DataOptions
+from train.data import DataOptions, Prompt
 from train.presets import CONF
 from train.prompts.record import content_of
 from train.prompts.seen import fingerprint, seen_in
+from train.reward_rows import reward_rows
 
 MAX_STEPS = 6
 
@@ -383,7 +384,7 @@ def test_columns_reach_the_rows(tmp_path: Path) -> None:
     train, heldout = load_datasets(config.data, 2)
     assert heldout is not None
     assert (len(train), len(heldout)) == (9, 2)
-    assert set(train.column_names) == {"prompt", "answer", "note", "task"}
+    assert set(train[0]) == {"prompt", "answer", "note", "task"}
     for row in train:
         assert row["prompt"] == [{"role": "user", "content": f"Say {row['answer']}."}]
         assert row["note"] == f"n{row['answer']}"
@@ -392,12 +393,12 @@ def test_columns_reach_the_rows(tmp_path: Path) -> None:
     train, _ = load_datasets(DataOptions(source="mbpp", path=str(code), heldout_fraction=0.0), 0)
     assert train[0]["test_list"] == ["assert 1"]
     assert train[0]["answer"] == "x"
-    ragged = to_dataset([{"prompt": "a", "x": 1}, {"prompt": "b"}])
-    assert ragged["x"][:] == [1, None]
+    ragged = [Prompt("1", "chat", text="a", columns={"x": 1}), Prompt("2", "chat", text="b")]
+    assert [row["x"] for row in to_dataset(reward_rows(ragged))] == [1, None]
     with pytest.raises(ValueError, match="columns named completions, which trl uses"):
-        to_dataset([{"prompt": "a", "completions": "b"}])
-    with pytest.raises(ValueError, match="column 'x' of the data holds values of different types"):
-        to_dataset([{"prompt": "a", "x": 1}, {"prompt": "b", "x": "c"}])
+        reward_rows([Prompt("1", "chat", text="a", columns={"completions": "b"})])
+    with pytest.raises(ValueError, match=r"mixes raw text .* with chats"):
+        to_dataset([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}])
 
 
 def compose_checked(*overrides: str) -> DiversedConfig:
@@ -478,7 +479,7 @@ def test_testbed_is_loaded_as_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(pair.drafter, ModelDrafter)
     train, heldout = diversed_module.load_testbed_datasets(config.data, 5)
     assert heldout is not None
-    assert set(train.column_names) == {"prompt", "answer"}
-    assert not set(train["prompt"]) & set(heldout["prompt"])
+    assert set(train[0]) == {"prompt", "answer"}
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in heldout}
     with pytest.raises(ValueError, match="the testbed has no draft heads"):
         diversed_module.load_pair(replace(config, drafter=DrafterOptions("heads")))

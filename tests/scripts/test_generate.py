@@ -219,7 +219,7 @@ def test_prompt_comes_from_stdin(
     limits = ["--max-new-tokens", "12"]
     assert main([checkpoint, "--prompt", "two\nlines", *limits]) == 0
     expected = capsys.readouterr().out
-    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"two\nlines\n")))
     assert main([checkpoint, *limits]) == 0
     assert capsys.readouterr().out == expected
     assert main([checkpoint, "--prompt", "two\nlines", "--raw", *limits]) == 0
@@ -227,10 +227,44 @@ def test_prompt_comes_from_stdin(
 
 
 @pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (b"a\ncaf\xe9", "error: stdin:2: not UTF-8 (byte 0xe9"),
+        ("a".encode("utf-16"), "error: stdin: UTF-16 text"),
+        (b"a\0b", "error: stdin:1: a NUL byte"),
+    ],
+)
+def test_stdin_that_is_no_text(
+    checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: bytes, message: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert main([checkpoint]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(message)
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+
+
+def test_a_checkpoint_that_was_trained_with_other_kwargs(
+    checkpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = make_tiny_target()
+    trained = {"data": {"chat_template_kwargs": {"enable_thinking": False}}}
+    save_heads(tmp_path / "heads", build_head(target, HeadOptions("mtp", 3)), trained)
+    limits = ["--prompt", "x", "--max-new-tokens", "3"]
+    assert main([checkpoint, *limits]) == 0
+    assert "note:" not in capsys.readouterr().err
+    assert main([str(tmp_path / "heads"), *limits]) == 0
+    said = "was trained with --chat-template-kwargs enable_thinking=false; with others drafts fit less well"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["nowhere", "--prompt", "x"], "'nowhere' has no config.json"),
         (["CHECKPOINT", "--prompt", ""], "the prompt is empty"),
+        (["CHECKPOINT", "--prompt", "caf\udce9"], r"'caf\xe9' on the command line holds bytes that are no UTF-8"),
+        (["CHECKPOINT", "--prompt", "x", "--chat-template-kwargs", "a=1"], "names 'a', which the chat template"),
         (["CHECKPOINT", "--prompt", "x", "-K", "0"], "num_draft_tokens=0"),
         (["CHECKPOINT", "--prompt", "x", "--top-p", "0"], "top_p=0.0"),
         (["CHECKPOINT", "--prompt", "x", "--threads", "0"], "--threads 0"),

@@ -409,7 +409,7 @@ def test_raw_text_needs_no_template_and_chat_does() -> None:
 
 def test_a_prompt_without_tokens() -> None:
     tokenizer = _tokenizer("{{ '' }}")
-    with pytest.raises(ValueError, match="prompt 'x' renders to no token"):
+    with pytest.raises(ValueError, match="prompt 'x': it renders to no token"):
         render_prompt(tokenizer, Prompt("x", "chat", ({"role": "user", "content": "Hello"},)))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from models.text_files import plain_name
 from train.prompts import jsonl
 from train.prompts.record import Prompt, Split, digest, hash_split
 
@@ -117,7 +118,9 @@ def _prompt_from_row(name: str, hub_set: HubSet, row: Mapping[str, Any], place: 
     message = {"role": "user", "content": hub_set.instruction.replace("{}", text.strip())}
     split = hash_split(text.strip(), heldout_fraction)
     id = f"{name}-{digest(text.strip())}"
-    return Prompt(id, hub_set.task, (message,), split=split, answer=answer, columns=_other_columns(hub_set, row))
+    return Prompt(
+        id, hub_set.task, (message,), split=split, answer=answer, columns=_other_columns(hub_set, row), place=place
+    )
 
 
 def _other_columns(hub_set: HubSet, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,8 +135,8 @@ def _has_split(path: Path, split: str) -> bool:
 def _of_split(path: Path, split: str) -> tuple[list[Path], list[Path]]:
     """The folder's file of the split, and its parts as the hub names them (train-00000-of-00002.parquet)."""
     files = jsonl.files_in(path)
-    parts = [file for file in files if PART.fullmatch(file.stem) and file.stem.startswith(f"{split}-")]
-    return [file for file in files if file.stem == split], parts
+    parts = [file for file in files if PART.fullmatch(plain_name(file)) and file.name.startswith(f"{split}-")]
+    return [file for file in files if plain_name(file) == split], parts
 
 
 def _files_of_split(path: Path, split: str) -> list[Path]:

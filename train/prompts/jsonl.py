@@ -1,16 +1,22 @@
-"""Prompts from a local file, JSONL or Parquet: rows with `prompt` or `messages`, each checked; errors name the row."""
+"""Prompts from a local file, JSONL or Parquet: rows with `prompt` or `messages`, each checked; errors name the row.
 
+A row is what its file says: values keep their types, and nothing is added to nested ones.
+"""
+
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from models.text_files import SUFFIXES, find_surrogate, numbered_lines
 from train.prompts.record import Message, Prompt, Split, digest, halve, hash_split, loosened
 
 ROLES = ("system", "user", "assistant")
-PARQUET = ".parquet"
+PARQUET, PARQUET_MAGIC = ".parquet", b"PAR1"
 # What a folder's rows are read from.
-PATTERNS = ("*.jsonl", f"*{PARQUET}")
+PATTERNS = ("*.jsonl", f"*{PARQUET}", *(f"*.jsonl{suffix}" for suffix in SUFFIXES))
+MAX_DEPTH = 100  # of nested values; deeper ones are tried out
 OWN_COLUMNS = ("prompt", "messages", "id", "task", "answer", "split")
 EXPECTED = (
     'expected {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, optionally id, task, answer'
@@ -18,16 +24,18 @@ EXPECTED = (
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file:line", row) of every row of a JSONL or (by its suffix) Parquet file; a file without rows is an error."""
+    """("file:line", row) of every row of a JSONL file, plain or compressed, or a Parquet file; none is an error."""
     if not path.is_file():
         raise ValueError(
             f"data.path={path}: no such file; give a JSONL file (one JSON object a line) or a Parquet file"
         )
-    yield from _read_parquet(path) if path.suffix == PARQUET else _read_lines(path)
+    with path.open("rb") as file:
+        is_parquet = path.suffix == PARQUET or file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+    yield from _read_parquet(path) if is_parquet else _read_lines(path)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """As `datasets` and the hub write it. Columns that a row leaves empty are no columns of that row."""
+    """As `datasets` and the hub write it. What a row lacks is None there: the format knows no absent keys."""
     import pyarrow
     import pyarrow.parquet
 
@@ -37,8 +45,13 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}:{number}", {name: value for name, value in row.items() if value is not None}
-    except (pyarrow.ArrowException, OSError) as error:
+                    yield f"{path}:{number}", row
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"data.path={path}: a text in the rows from {number + 1} on is no UTF-8 ({error.reason}, byte "
+            f"{error.object[error.start]:#04x}); write it as UTF-8, or as a binary column"
+        ) from error
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"data.path={path}: not a whole Parquet file ({reason}); fetch or write it again") from error
     if not number:
@@ -48,27 +61,37 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lines that are not blank; a byte-order mark is allowed."""
     found = False
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}:{number}"
-            if not line.strip():
-                continue
+    for number, line in numbered_lines(path):
+        if line.strip():
             found = True
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{place}: not JSON ({error.msg}): {line.strip()[:60]!r}; {EXPECTED}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{place}: found a {type(row).__name__}, not an object; {EXPECTED}")
-            yield place, row
+            yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
     if not found:
         raise ValueError(f"data.path={path}: the file has no rows; {EXPECTED}")
+
+
+def _parsed(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if line.count("[") + line.count("{") > MAX_DEPTH:
+            copy.deepcopy(row)  # as is done for each completion: it needs more of the stack than reading
+    except (ValueError, RecursionError) as error:  # ValueError: also of an integer with thousands of digits
+        reason = getattr(error, "msg", None) or str(error).split(";")[0]
+        raise ValueError(f"{place}: not JSON ({reason}): {line.strip()[:60]!r}; {EXPECTED}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: found a {type(row).__name__}, not an object; {EXPECTED}")
+    # Only an escape can spell one: what was read from UTF-8 has none.
+    if "\\u" in line and (where := find_surrogate(row)) is not None:
+        raise ValueError(
+            f"{place}: {where} holds half of a character (a lone surrogate such as \\ud83d), which no tokenizer takes "
+            "and no file can hold; write the whole character, or U+FFFD in its place"
+        )
+    return row
 
 
 def prompt_from_row(row: dict[str, Any], place: str, default_task: str, heldout_fraction: float) -> Prompt:
     """One prompt. A `messages` row that ends in an assistant turn gives that turn as the answer."""
     answer = _optional_text(row, "answer", place)
-    if "messages" in row:
+    if row.get("messages") is not None:
         messages = _checked_messages(row["messages"], place)
         if messages[-1]["role"] == "assistant":
             if answer is not None:
@@ -94,6 +117,7 @@ def prompt_from_row(row: dict[str, Any], place: str, default_task: str, heldout_
         split=_row_split(row, content, place) or hash_split(content, heldout_fraction),
         answer=answer,
         columns={key: value for key, value in row.items() if key not in OWN_COLUMNS},
+        place=place,
     )
 
 
@@ -110,10 +134,10 @@ def load(path: Path, default_task: str, heldout_fraction: float) -> list[Prompt]
         raise ValueError(f"data.path={path}: the folder holds no file of {' or '.join(PATTERNS)}")
     for place, row in (pair for file in files for pair in read_rows(file)):
         prompt = prompt_from_row(row, place, default_task, heldout_fraction)
-        if "id" in row and prompt.id in places:
+        if row.get("id") is not None and prompt.id in places:
             raise ValueError(f"{place}: id {prompt.id!r} was used at {places[prompt.id]} already; ids must differ")
         places[prompt.id] = place
-        if "split" in row:
+        if row.get("split") is not None:
             _require_one_split(named, prompt, place)
         prompts.append(prompt)
     return prompts

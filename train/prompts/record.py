@@ -21,7 +21,8 @@ class Prompt:
     """One prompt: either chat `messages` that end in a user turn, or raw `text` to be continued.
 
     `answer` is the dataset's own answer, if it has one; heads are normally trained on the target's answer instead.
-    `columns` holds the other columns of its row, as they are: what a reward may ask for.
+    `columns` holds the other columns of its row, as they are: what a reward may ask for. `place` is where it was read,
+    as "file:line"; empty where it was generated.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Prompt:
     split: Split = "train"
     answer: str | None = None
     columns: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    place: str = field(default="", compare=False, repr=False)
 
     def content(self) -> str:
         """All the words of the prompt, for comparison and hashing (not what the model reads)."""

@@ -58,12 +58,16 @@ def _cut_functions(name: str, path: Path, rng: random.Random) -> list[tuple[str,
 
     The prompt ends at a line's end, without the newline, since tokenizers join a newline with the indentation after it.
     """
-    with tokenize.open(path) as file:
-        source = file.read()
+    source = _read_source(path)
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise ValueError(f"{path}:{error.lineno}: not Python of this interpreter's version ({error.msg})") from None
+        place = f"{path}:{error.lineno}" if error.lineno else path
+        raise ValueError(f"{place}: not Python of this interpreter's version ({error.msg})") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # nested too deep; NUL bytes, before Python 3.11.4
+        raise ValueError(
+            f"{path}: Python cannot read it ({str(error) or type(error).__name__}); leave it out"
+        ) from None
     lines = source.splitlines()
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     functions = [node for node in functions if MIN_FUNCTION_LINES <= _num_lines(node) <= MAX_FUNCTION_LINES]
@@ -81,6 +85,21 @@ def _cut_functions(name: str, path: Path, rng: random.Random) -> list[tuple[str,
         prompt, rest = "\n".join(lines[start:cut]).strip("\n"), "\n" + "\n".join(lines[cut:end])
         cuts.append((prompt, rest))
     return cuts
+
+
+def _read_source(path: Path) -> str:
+    """In the encoding that the file names itself (PEP 263), else UTF-8."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        number = path.read_bytes().count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}:{number}: not {error.encoding} (byte {error.object[error.start]:#04x}); write it as UTF-8, or "
+            "name its encoding in the first line: # -*- coding: ENCODING -*-"
+        ) from None
+    except SyntaxError as error:  # an encoding that does not exist, or is none of the file's
+        raise ValueError(f"{path}:1: {error.msg}; write it as UTF-8, or name its encoding in the first line") from None
 
 
 def _num_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
