@@ -1,4 +1,4 @@
-"""Adaptive lengths under continuous batching, simulated: rows leave and join, and their number changes every few blocks."""
+"""Adaptive lengths under continuous batching, simulated: rows leave and join every few blocks."""
 
 from collections.abc import Callable
 
@@ -26,6 +26,7 @@ class Batching:
     def __init__(self, batch: int, kept: float, seconds: Callable[[int, int], float], seed: int = 0) -> None:
         self.batch, self.kept, self.seconds = batch, kept, seconds
         self.generator = np.random.default_rng(seed)
+        self.lengths = np.random.default_rng([seed, 1])  # the same sequences whatever is drafted
         self.elapsed = self.emitted = 0.0
         self.asked: list[tuple[int, int]] = []
         self.num_changes = 0
@@ -33,7 +34,7 @@ class Batching:
     def run(self, length: AdaptiveLength | FixedLength, num_sequences: int) -> float:
         """Tokens a second of these sequences, from a full batch to its last row."""
         length.begin()
-        waiting = (self.generator.geometric(1.0 / MEAN_TOKENS, num_sequences) + 1).tolist()
+        waiting = (self.lengths.geometric(1.0 / MEAN_TOKENS, num_sequences) + 1).tolist()
         rows: list[int] = []
         while waiting or rows:
             free = self.batch - len(rows)
@@ -54,7 +55,9 @@ class Batching:
         return self.emitted / self.elapsed
 
 
-def rate_of(length: AdaptiveLength | FixedLength, batch: int, kept: float, name: str, seed: int) -> tuple[float, Batching]:
+def rate_of(
+    length: AdaptiveLength | FixedLength, batch: int, kept: float, name: str, seed: int
+) -> tuple[float, Batching]:
     """After a warm-up of a few sequences, as in the bench."""
     world = Batching(batch, kept, WORLDS[name], seed)
     world.run(length, WARM_UP * batch)

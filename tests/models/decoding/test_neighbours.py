@@ -18,7 +18,7 @@ from models.decoding.verification.options import RULES, VerifierOptions, make_ru
 from models.target import Target
 from models.tiny import make_tiny_target
 from tests.models.decoding.drafters.universal.vocabularies import make_toy_draft, make_toy_target
-from tests.models.decoding.recorded import K, PARAMETERS, TREES, make_drafters, make_dynamic
+from tests.models.decoding.recorded import PARAMETERS, TREES, K, make_drafters, make_dynamic
 from tests.models.decoding.scripted import random_prompts
 
 # So that rows stop after 5 to 23 tokens each, at the context's end.
