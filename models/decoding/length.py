@@ -196,7 +196,7 @@ class AdaptiveLength:
     What a length emits is estimated from its own blocks, since where blocks begin depends on how long they are; for a
     length that was hardly tried the estimate rests on single places. The first blocks compare the ends and the middle
     of the range; after them a few blocks now and then compare the best length with a neighbour, with none at all, or
-    with the next best, as often as a hundredth of the time pays for; the first blocks are paid back from it, too.
+    with the next best, as often as a hundredth of the time pays for.
 
     Costs belong to row counts, by powers of two. Rows that come and go interrupt no trial: it waits for its class to
     come again. A new class begins with what its neighbours say, and one short trial.
@@ -215,12 +215,12 @@ class AdaptiveLength:
         self._table = _CostTable(num_draft_tokens)
         self._num_rows = 1
         self._planned = num_draft_tokens
-        self._budget = 0.0  # for trials, in blocks of the best length; below 0 what the first one still owes
+        self._budget = 0.0  # for trials, in blocks of the best length
         self._turn = 0
 
     def begin(self) -> None:
         """See `Length.begin`."""
-        self._budget = min(SEARCH_START, self._budget + SEARCH_START)
+        self._budget = SEARCH_START
         self._rates.trust_at_most(MEMORY_OF_OTHERS)
         for mean in self._emitted:
             mean.trust_at_most(MEMORY_OF_OTHERS)
@@ -246,18 +246,7 @@ class AdaptiveLength:
         costs.to_come.popleft()
         costs.compared[asked].append(seconds)
         if not costs.to_come:
-            is_first = costs.known is None
             costs.settle()
-            if is_first:
-                self._pay_for_the_first(costs)
-
-    def _pay_for_the_first(self, costs: _Costs) -> None:
-        """Owe what the first trial cost over what the best length would have: later ones wait until it is repaid."""
-        expected, cost = self.expected_tokens(), self._table.all_costs(self._num_rows)
-        rates = [tokens / seconds for tokens, seconds in zip(expected, cost, strict=True)]
-        best = rates.index(max(rates))
-        for length, times in costs.compared.items():
-            self._budget -= len(times) * (cost[length] / cost[best] - expected[length] / expected[best])
 
     def _plan(self, costs: _Costs) -> int:
         """The length of the next block, if no trial begins with it."""
