@@ -246,10 +246,10 @@ class Decoder:
         started = clock = time.perf_counter()
         # A block emits one token more than it keeps of the draft: no row drafts what it could not emit.
         num_drafted = [min(self.num_draft_tokens, row.remaining - 1) for row in rows]
-        # Of a tree all is drafted whatever may still be emitted: its shape must not depend on a row's neighbours.
-        longest = self.num_draft_tokens if self.num_nodes else max(num_drafted)
         may_draft = max(num_drafted) > 0
-        width = self.length.choose(len(rows), longest) if may_draft else 0
+        # The drafter is asked for whole blocks, whatever may still be emitted: what a row drafts must not depend on how
+        # much its neighbours may. What cannot be emitted is cut off afterwards.
+        width = self.length.choose(len(rows), self.num_draft_tokens) if may_draft else 0
         num_drafted = [min(width, count) for count in num_drafted]
         num_places = self.num_nodes or self.num_draft_tokens
         uniforms_BU = None
@@ -264,6 +264,8 @@ class Decoder:
             draft = self.drafter.propose(batch.draft_state, width, params.sampling, draft_uniforms_BK, processor)
             if draft.counts is not None:
                 num_drafted = [min(pair) for pair in zip(num_drafted, draft.counts, strict=True)]
+            draft = draft.narrowed(max(num_drafted))
+            draft.check_ids(self.target.vocab_size)
         self._book("draft_s", clock)
 
         verify_uniforms_BU = None if uniforms_BU is None else uniforms_BU[:, num_places:]

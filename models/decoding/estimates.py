@@ -4,6 +4,13 @@ Whoever chooses how much to draft, or from where, rests on these. They look at b
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[Any]
 
 # A drafted token is first thought to be kept this often; one behind another as often as that, which counts like so many
 # observations of its own.
@@ -20,46 +27,39 @@ class KeepRates:
 
     def __init__(self, num_places: int, memory: float) -> None:
         self.memory = memory
-        self.tried = [0.0] * num_places
-        self.kept = [0.0] * num_places
+        self.tried = np.zeros(num_places)
+        self.kept = np.zeros(num_places)
 
-    def observe(self, asked: int, num_accepted: Sequence[int]) -> None:
-        """Drafts of `asked` tokens, of which so many were kept."""
-        for place in range(min(asked, len(self.tried))):
-            tried = sum(count >= place for count in num_accepted)
-            self._scale(place, (1.0 - 1.0 / self.memory) ** tried)
-            self.tried[place] += tried
-            self.kept[place] += sum(count > place for count in num_accepted)
+    def observe(self, asked: int | Sequence[int], num_accepted: Sequence[int]) -> None:
+        """Drafts of `asked` tokens (one number for all, or each its own), of which so many were kept."""
+        accepted_1B = np.asarray(num_accepted, dtype=int)[None]
+        places_P1 = np.arange(len(self.tried))[:, None]
+        is_asked_PB = places_P1 < np.asarray(asked, dtype=int)
+        tried = (is_asked_PB & (accepted_1B >= places_P1)).sum(axis=1)
+        left = (1.0 - 1.0 / self.memory) ** tried
+        self.tried = self.tried * left + tried
+        self.kept = self.kept * left + (is_asked_PB & (accepted_1B > places_P1)).sum(axis=1)
 
-    def reached(self) -> list[float]:
-        """r_0 = 1, r_1, .., r_K: how often the first k tokens are all kept."""
+    def reached(self, longest: int | None = None) -> list[float]:
+        """r_0 = 1, r_1, .., r_K: how often the first k tokens are all kept; for k up to `longest`, default all."""
         reached, share = [1.0], START_KEPT
-        for tried, kept in zip(self.tried, self.kept, strict=True):
+        for tried, kept in zip(self.tried[:longest].tolist(), self.kept[:longest].tolist(), strict=True):
             share = (kept + START_WEIGHT * share) / (tried + START_WEIGHT)
             reached.append(reached[-1] * share)
         return reached
 
-    def expected_tokens(self) -> list[float]:
-        """1 + r_1 + .. + r_k for k = 0 .. K: emitted tokens of a block that drafts k."""
-        totals: list[float] = []
-        for reached in self.reached():
-            totals.append(reached + (totals[-1] if totals else 0.0))
-        return totals
+    def expected_tokens(self, longest: int | None = None) -> list[float]:
+        """1 + r_1 + .. + r_k for k = 0 .. K: emitted tokens of a block that drafts k; see `reached`."""
+        return list(accumulate(self.reached(longest)))
 
     def trust_at_most(self, weight: float) -> None:
         """Let what was observed so far count like no more than so many observations of a place."""
-        for place, tried in enumerate(self.tried):
-            if tried > weight:
-                self._scale(place, weight / tried)
+        left = np.minimum(1.0, weight / np.maximum(self.tried, weight))
+        self.tried, self.kept = self.tried * left, self.kept * left
 
     def fade(self, share: float) -> None:
         """Let all observations count a little less, so that what is no longer tried is tried again one day."""
-        for place in range(len(self.tried)):
-            self._scale(place, 1.0 - share)
-
-    def _scale(self, place: int, left: float) -> None:
-        self.tried[place] *= left
-        self.kept[place] *= left
+        self.tried, self.kept = self.tried * (1.0 - share), self.kept * (1.0 - share)
 
 
 class Line:
@@ -76,13 +76,17 @@ class Line:
 
     def seconds(self, num_tokens: int) -> float:
         """What so many tokens are expected to take; 0 before any observation."""
+        return float(self.all_seconds(np.asarray(num_tokens)))
+
+    def all_seconds(self, num_tokens: FloatArray) -> FloatArray:
+        """The same of each entry of an array."""
         weight, sum_n, sum_nn, sum_t, sum_nt = self._sums
         if not weight:
-            return 0.0
+            return np.zeros(num_tokens.shape)
         mean_n, mean_t = sum_n / weight, sum_t / weight
         spread = sum_nn / weight - mean_n**2
         if spread > 1e-6:
             slope = max(0.0, (sum_nt / weight - mean_n * mean_t) / spread)
         else:  # one number of tokens alone
             slope = START_COST * mean_t / (1.0 + START_COST * mean_n)
-        return max(0.0, mean_t + slope * (num_tokens - mean_n))
+        return np.asarray(np.maximum(0.0, mean_t + slope * (num_tokens - mean_n)))

@@ -9,6 +9,7 @@ output law stays what it is (Leviathan et al. 2023, arXiv 2211.17192, section 3.
 Must not do: draft, or look at probabilities (`drafters.stop` ends a draft by what the drafter sees).
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ MEMORY_TOKENS, MEMORY_OF_OTHERS, MEMORY_BLOCKS, PLACES_WEIGHT = 128.0, 48.0, 300
 SEARCH_SHARE, SEARCH_START = 0.01, 1.0
 # Blocks of each length when the costs are first measured, of which the first counts for nothing, and in a later trial.
 CALIBRATION, TRIAL = 6, 4
+# What the first trial in a class of row counts may cost, once, in blocks.
+CLASS_START = 2.0
 # How much a later trial's cost counts beside what was known.
 TRIAL_WEIGHT = 0.5
 
@@ -66,41 +69,92 @@ class FixedLength:
 
 @dataclass
 class _Costs:
-    """What blocks of each length take, each relative to the others, for one number of rows.
+    """What blocks of each length take, each relative to the others, for one class of row counts; and its trial.
 
-    Lengths are compared by blocks in turns, whose medians are: a machine that grows slower, or a context that grows,
-    changes them alike, and a block that was held up changes nothing.
+    Lengths are compared by blocks in turns, a turn being one block of each: the medians over turns of a block's time
+    over that of the same turn's first length count. A machine that grows slower, a context that grows, or rows that
+    come and go change a turn alike, and a block that was held up changes nothing.
     """
 
     relative: dict[int, float] = field(default_factory=dict)
+    credit: float = 0.0  # that only a trial of this class may use, in blocks
+    to_come: deque[int] = field(default_factory=deque)  # lengths of the trial that is under way, and what they took
+    compared: dict[int, list[float]] = field(default_factory=dict)
+    known: int | None = None  # the length whose cost stays; None: these are the first
+    is_trial: bool = False
 
-    def settle(self, seconds: dict[int, list[float]], known: int | None) -> None:
-        """Take in blocks that took turns. known: the length whose cost stays; None: these are the first."""
-        if known is None:
-            self.relative = {length: median(times[1:]) for length, times in seconds.items() if len(times) > 1}
-            return
-        if not seconds.get(known):
-            return
-        unit = self.relative[known] / median(seconds[known])
-        for length, times in seconds.items():
-            if length != known:
-                found = median(times) * unit
+    def begin(self, lengths: Sequence[int], turns: int, known: int | None) -> None:
+        """Plan a trial of these lengths in turns."""
+        self.to_come.extend([*lengths] * turns)
+        self.compared, self.known, self.is_trial = {length: [] for length in lengths}, known, True
+
+    def settle(self) -> None:
+        """Take in the trial that is over."""
+        self.is_trial = False
+        first = next(iter(self.compared.values())) if self.known is None else self.compared[self.known]
+        skipped = 1 if self.known is None else 0  # the first turn of all warms up
+        for length, times in self.compared.items():
+            ratios = [time / other for time, other in zip(times, first, strict=True)][skipped:]
+            found = median(ratios) * (1.0 if self.known is None else self.relative.setdefault(self.known, 1.0))
+            if length != self.known:
                 before = self.relative.get(length, found)
                 self.relative[length] = before + TRIAL_WEIGHT * (found - before)
 
-    def all_costs(self, longest: int) -> list[float]:
+    def all_costs(self, longest: int, others: Sequence[float] | None = None) -> list[float]:
         """Of the lengths 0 .. longest, never falling: on lines through those that were tried.
 
-        A longer block is never cheaper; where noise says so the two are taken together, so that no length wins by luck.
+        others: what other row counts say, followed where nothing is tried here. A longer block is never cheaper; where
+        noise says so the two are taken together, so that no length wins by luck.
         """
+        shape = list(others) if others is not None else [1.0 + START_COST * length for length in range(longest + 1)]
         known = sorted(self.relative)
         if not known:
-            return [1.0 + START_COST * length for length in range(longest + 1)]  # nothing is measured
+            return shape
         costs = monotone([self.relative[k] for k in known])
+        if others is not None:  # the others' shape, bent to go through what was measured here
+            bends = [cost / shape[k] for k, cost in zip(known, costs, strict=True)]
+            bent = np.interp(range(longest + 1), known, bends) * np.asarray(shape)
+            return [max(cost, 1e-9) for cost in monotone(bent.tolist())]
         slope = START_COST * costs[-1] if len(known) == 1 else (costs[-1] - costs[0]) / (known[-1] - known[0])
         ends = [(-1, costs[0] - slope * (known[0] + 1)), (longest + 1, costs[-1] + slope * (longest + 1 - known[-1]))]
         places, values = zip(*sorted([*zip(known, costs, strict=True), *ends]), strict=True)
         return [max(float(cost), 1e-9) for cost in np.interp(range(longest + 1), places, values)]
+
+
+class _CostTable:
+    """The costs of every class of row counts: powers of two, to the nearest.
+
+    A class that was never measured is read off those on both sides, or the nearest one, until its own trial.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.classes: dict[int, _Costs] = {}
+
+    def of(self, num_rows: int) -> _Costs:
+        """The class of this row count."""
+        number = round(math.log2(num_rows))
+        if number not in self.classes:
+            self.classes[number] = _Costs(credit=CLASS_START)
+        return self.classes[number]
+
+    def is_empty(self) -> bool:
+        """Whether nothing is measured at all."""
+        return not any(costs.relative for costs in self.classes.values())
+
+    def all_costs(self, num_rows: int) -> list[float]:
+        """Of the lengths 0 .. longest, relative to each other, for this row count."""
+        here = round(math.log2(num_rows))
+        measured = {
+            number: np.asarray(costs.all_costs(self.longest))
+            for number, costs in sorted(self.classes.items())
+            if number != here and len(costs.relative) > 2
+        }
+        if not measured:
+            return self.of(num_rows).all_costs(self.longest)
+        shapes = np.stack([costs / costs[0] for costs in measured.values()])
+        others = [float(np.interp(here, list(measured), shapes[:, k])) for k in range(self.longest + 1)]
+        return self.of(num_rows).all_costs(self.longest, others)
 
 
 def monotone(values: Sequence[float]) -> list[float]:
@@ -144,6 +198,9 @@ class AdaptiveLength:
     of the range; after them a few blocks now and then compare the best length with a neighbour, with none at all, or
     with the next best, as often as a hundredth of the time pays for.
 
+    Costs belong to row counts, by powers of two. Rows that come and go interrupt no trial: it waits for its class to
+    come again. A new class begins with what its neighbours say, and one short trial.
+
     Estimates outlive a `generate`. Because times enter, two runs may draft differently: greedy output never depends on
     it, and sampled output has the same law but not the same tokens.
     """
@@ -155,14 +212,11 @@ class AdaptiveLength:
         self.num_draft_tokens = num_draft_tokens
         self._rates = KeepRates(num_draft_tokens, MEMORY_TOKENS)
         self._emitted = [_Mean(MEMORY_BLOCKS) for _ in range(num_draft_tokens + 1)]  # by a row's block of this length
-        self._costs: dict[int, _Costs] = {}
-        self._num_rows = 0
-        self._best = num_draft_tokens
-        self._budget = 0.0  # for the search, in blocks of the best length
+        self._table = _CostTable(num_draft_tokens)
+        self._num_rows = 1
+        self._planned = num_draft_tokens
+        self._budget = 0.0  # for trials, in blocks of the best length
         self._turn = 0
-        self._to_come: deque[int] = deque()  # lengths of blocks that are compared, and what the last of them took
-        self._compared: dict[int, list[float]] = {}
-        self._known: int | None = None
 
     def begin(self) -> None:
         """See `Length.begin`."""
@@ -173,52 +227,63 @@ class AdaptiveLength:
 
     def choose(self, num_rows: int, longest: int) -> int:
         """See `Length.choose`."""
-        if num_rows != self._num_rows:
-            self._num_rows = num_rows
-            self._to_come.clear()
-        if not self._to_come:
-            self._plan(self._costs.setdefault(num_rows, _Costs()))
-        return min(self._to_come[0], longest)
+        self._num_rows = num_rows
+        costs = self._table.of(num_rows)
+        if not costs.is_trial:
+            self._planned = self._plan(costs)
+        if costs.is_trial:
+            self._planned = costs.to_come[0]
+        return min(self._planned, longest)
 
     def observe(self, asked: int, num_accepted: Sequence[int], seconds: float) -> None:
         """See `Length.observe`."""
         self._budget += SEARCH_SHARE
         self._rates.observe(asked, num_accepted)
         self._emitted[asked].observe(1.0 + sum(num_accepted) / len(num_accepted), len(num_accepted))
-        self._compared.setdefault(asked, []).append(seconds)
-        self._to_come.popleft()
-        if not self._to_come and len(self._compared) > 1:
-            self._costs[self._num_rows].settle(self._compared, self._known)
+        costs = self._table.of(self._num_rows)
+        if not costs.is_trial or asked != self._planned:
+            return  # a block that was cut short is no measurement
+        costs.to_come.popleft()
+        costs.compared[asked].append(seconds)
+        if not costs.to_come:
+            costs.settle()
 
-    def _plan(self, costs: _Costs) -> None:
-        """The lengths of the blocks to come: one of the best, or several that are compared."""
-        self._compared = {}
-        if not costs.relative:
-            self._known = None
-            self._to_come.extend([self.num_draft_tokens, 0, (self.num_draft_tokens + 1) // 2] * CALIBRATION)
-            return
-        expected, cost = self.expected_tokens(), costs.all_costs(self.num_draft_tokens)
+    def _plan(self, costs: _Costs) -> int:
+        """The length of the next block, if no trial begins with it."""
+        if self._table.is_empty():
+            costs.begin([self.num_draft_tokens, 0, (self.num_draft_tokens + 1) // 2], CALIBRATION, None)
+            return self.num_draft_tokens
+        expected, cost = self.expected_tokens(), self._table.all_costs(self._num_rows)
         rates = [tokens / seconds for tokens, seconds in zip(expected, cost, strict=True)]
-        self._best = best = rates.index(max(rates))
+        best = rates.index(max(rates))
+
+        def loss(length: int) -> float:
+            """Of one block, over what the best length would have taken for the tokens that this one should give."""
+            return cost[length] / cost[best] - expected[length] / expected[best]
+
+        if not costs.relative:  # the class is new: what its neighbours say is best, against no draft or the longest
+            other = 0 if best > 0 else max(range(1, len(rates)), key=lambda length: rates[length])
+            if TRIAL * loss(other) <= self._budget + costs.credit:
+                costs.relative[best] = 1.0
+                self._budget -= max(0.0, TRIAL * loss(other) - costs.credit)
+                costs.begin([other, best], TRIAL, best)
+            else:
+                costs.credit += SEARCH_SHARE
+            return best
         if best not in costs.relative:  # what lies between two lengths that were measured is no measurement
-            self._known = min(costs.relative, key=lambda length: abs(length - best))
-            self._to_come.extend([best, self._known] * TRIAL)
-            return
-        self._known = best
+            known = min(costs.relative, key=lambda length: abs(length - best))
+            costs.begin([best, known], TRIAL, known)
+            return best
         far = [length for length in range(len(rates)) if abs(length - best) > 1]
         others = [best + 1, best - 1, 0, max(far, key=lambda length: rates[length], default=0)]
         other = others[self._turn % len(others)]
         if not 0 <= other <= self.num_draft_tokens or other == best:
             self._turn += 1
-            other = best
-        # Over what the best length would have taken for the tokens that the other one is expected to give.
-        loss = TRIAL * (cost[other] / cost[best] - expected[other] / expected[best])
-        if other == best or loss > self._budget:
-            self._to_come.append(best)
-            return
-        self._budget -= loss
-        self._turn += 1
-        self._to_come.extend([other, best] * TRIAL)
+        elif (price := TRIAL * loss(other)) <= self._budget:
+            self._budget -= price
+            self._turn += 1
+            costs.begin([other, best], TRIAL, best)
+        return best
 
     def expected_tokens(self) -> list[float]:
         """Emitted tokens of a row's block, for each length 0 .. K."""

@@ -62,6 +62,21 @@ class Draft:
     # A tree in the place of the chain above, which then is empty.
     branches: Branches | None = None
 
+    def narrowed(self, width: int) -> "Draft":
+        """The first `width` tokens of each chain; a tree stays as it is."""
+        if self.branches is not None or self.tokens_BK.shape[1] <= width:
+            return self
+        probs_BKV = self.probs_BKV[:, :width] if self.probs_BKV is not None and width else None
+        hidden_BKH = self.hidden_BKH[:, :width] if self.hidden_BKH is not None and width else None
+        counts = None if self.counts is None else [min(count, width) for count in self.counts]
+        return Draft(self.tokens_BK[:, :width], probs_BKV, counts, hidden_BKH)
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Assert that all ids, those of padding included, are of this vocabulary: the target embeds every one."""
+        for ids in (self.tokens_BK, self.branches.tokens_BN if self.branches is not None else self.tokens_BK):
+            is_known = (ids >= 0) & (ids < vocab_size)
+            assert is_known.all(), f"drafted ids {ids[~is_known].tolist()}: ids of this target are below {vocab_size}"
+
 
 class Drafter(Protocol):
     """A source of drafted tokens."""

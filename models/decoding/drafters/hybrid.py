@@ -3,7 +3,7 @@
 The first is an n-gram or a suffix of the text, or a smaller model; the second the target's trained heads, or a smaller
 model. How many tokens m come from the first and how many n then from the second is chosen for the most tokens a second,
 
-    (1 + r_1 + .. + r_m + r_m (s_1 + .. + s_n)) / (pass(m + n) + first(m) + second(m, n)),
+    (1 + r_1 + .. + r_m + r_m (s_1 + .. + s_n)) / (planning + pass(m + n) + first(m) + second(m, n)),
 
 from running estimates: r_i of how often the first's i-th token is kept (for text: by the length of the match that it
 goes on from), s_i the same of the second's, and the times of a target pass and of drafting. Nothing of this looks at a
@@ -16,8 +16,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +38,7 @@ MATCH_LENGTHS = (2, 3, 4, 6, 9, 16)
 # out is tried again.
 MEMORY_TOKENS, MEMORY_TIMES, FADE = 128.0, 32.0, 0.005
 MAX_PLACES = 64
+AnyInt = TypeVar("AnyInt", int, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class _Times:
     target: Line = field(default_factory=lambda: Line(MEMORY_TIMES))
     first: Line = field(default_factory=lambda: Line(MEMORY_TIMES))
     second: Line = field(default_factory=lambda: Line(MEMORY_TIMES))
+    planning: Line = field(default_factory=lambda: Line(MEMORY_TIMES))  # a block's, with looking up what text offers
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,12 @@ class HybridDrafter:
             given = self.first.propose(state.first, num_draft_tokens, params, uniforms_BK, processor)
             matches = [bisect_right(MATCH_LENGTHS, length) for length in self.first.match_lengths(state.first)]
             assert given.counts is not None
-            plans = [
-                self._plan(count, match, num_draft_tokens, times)
-                for count, match in zip(given.counts, matches, strict=True)
-            ]
+            plans = self._plan(given.counts, matches, num_draft_tokens, times)
+            times.planning.observe(1, _since(started))
         else:
-            plan = self._plan(num_draft_tokens, 0, num_draft_tokens, times)
+            (plan,) = self._plan([num_draft_tokens], [0], num_draft_tokens, times)
+            times.planning.observe(1, _since(started))
+            started = time.perf_counter()
             given = Draft(torch.zeros(num_rows, 0, dtype=torch.long, device=self._device), counts=[0] * num_rows)
             if plan.num_first:
                 given = self.first.propose(state.first, plan.num_first, params, uniforms_BK, processor)
@@ -188,46 +191,59 @@ class HybridDrafter:
         counts = [min(count, limit) if plan.num_second else limit for count, limit, plan in rows]
         return _lengthen(draft, given, counts)
 
-    def _plan(self, num_given: int, match: int, num_draft_tokens: int, times: _Times) -> Plan:
-        """The best of all ways to put at most num_draft_tokens together from num_given tokens of the first source."""
-        first = self._first_rates[match]
-        reached, totals = first.reached(), first.expected_tokens()
-        alone, behind = (rates.expected_tokens() for rates in self._second_rates)
-        longest = self.second.max_draft_tokens or num_draft_tokens
+    def _plan(
+        self, num_given: Sequence[int], matches: Sequence[int], num_draft_tokens: int, times: _Times
+    ) -> list[Plan]:
+        """Each row's best of all ways to put at most num_draft_tokens together from its tokens of the first source.
 
-        def rate(plan: tuple[int, int]) -> float:
-            m, n = plan
-            seconds = times.target.seconds(m + n)
-            if not isinstance(self.first, TextDrafter):
-                seconds += times.first.seconds(m) if m else 0.0
-            seconds += times.second.seconds(self._num_steps(m, n)) if n else 0.0
-            more = (behind if m else alone)[n] - 1.0
-            return (totals[m] + reached[m] * more) / max(seconds, 1e-9)
-
+        All ways of one class of matches are weighed at once: a grid over m and n, whose best n for each m, and best of
+        these up to each m, are then looked up for every row.
+        """
         most = min(num_draft_tokens, MAX_PLACES)
-        plans = [(m, 0) for m in range(min(num_given, most) + 1)]
-        plans += [(m, n) for m, _ in plans for n in range(1, min(longest, most) - m + 1)]
-        return Plan(*max(plans, key=rate), match)
+        longest = min(self.second.max_draft_tokens or num_draft_tokens, most)
+        m_M1, n_1N = np.arange(most + 1)[:, None], np.arange(longest + 1)[None]
+        seconds_MN = times.target.all_seconds(m_M1 + n_1N) + times.planning.seconds(1)
+        if not isinstance(self.first, TextDrafter):
+            seconds_MN = seconds_MN + np.where(m_M1 > 0, times.first.all_seconds(m_M1), 0.0)
+        steps_MN = self._num_steps(m_M1, n_1N)
+        seconds_MN = seconds_MN + np.where(n_1N > 0, times.second.all_seconds(steps_MN), 0.0)
+        alone_N, behind_N = (np.asarray(rates.expected_tokens(longest)) - 1.0 for rates in self._second_rates)
+        more_MN = np.where(m_M1 > 0, behind_N, alone_N)
+        is_out_MN = (n_1N > 0) & (m_M1 + n_1N > longest)
+        best: dict[int, list[tuple[int, int]]] = {}
+        for match in set(matches):
+            reached_M = np.asarray(self._first_rates[match].reached(most))
+            tokens_MN = reached_M.cumsum()[:, None] + reached_M[:, None] * more_MN
+            rate_MN = np.where(is_out_MN, -np.inf, tokens_MN / np.maximum(seconds_MN, 1e-9))
+            n_M, rate_M = rate_MN.argmax(axis=1), rate_MN.max(axis=1)
+            is_new_M = rate_M > np.maximum.accumulate(np.concatenate([[-np.inf], rate_M[:-1]]))
+            m_M = np.maximum.accumulate(np.where(is_new_M, np.arange(most + 1), 0))
+            best[match] = [(int(m), int(n_M[m])) for m in m_M]
+        return [Plan(*best[match][min(count, most)], match) for count, match in zip(num_given, matches, strict=True)]
 
-    def _num_steps(self, given: int, drawn: int) -> int:
+    def _num_steps(self, given: AnyInt, drawn: AnyInt) -> AnyInt:
         """Passes of the second source: a model reads what is given in one of them, heads go through it step by step."""
         return drawn if isinstance(self.second, ModelDrafter) else given + drawn
 
     def _learn(self, state: HybridState, counts: Sequence[int]) -> None:
         """From what became of the block that was proposed last."""
         if self._under_way is not None:
-            seconds = time.perf_counter() - self._under_way.began_at
-            self._under_way.times.target.observe(self._under_way.num_tokens, seconds)
+            passed = time.perf_counter() - self._under_way.began_at
+            self._under_way.times.target.observe(self._under_way.num_tokens, passed)
             self._under_way = None
         for rates in (*self._first_rates, *self._second_rates):
             rates.fade(FADE)
-        for plan, count in zip(state.plans, counts, strict=True):
-            if plan is None:
-                continue
-            accepted = count - 1
-            self._first_rates[plan.match].observe(plan.num_first, [min(accepted, plan.num_first)])
-            if accepted >= plan.num_first:
-                self._second_rates[plan.num_first > 0].observe(plan.num_second, [accepted - plan.num_first])
+        done = [(plan, count - 1) for plan, count in zip(state.plans, counts, strict=True) if plan is not None]
+        for match in {plan.match for plan, _ in done}:
+            rows = [(plan.num_first, kept) for plan, kept in done if plan.match == match]
+            self._first_rates[match].observe([m for m, _ in rows], [min(kept, m) for m, kept in rows])
+        for is_behind in (False, True):
+            seconds = [
+                (plan.num_second, kept - plan.num_first)
+                for plan, kept in done
+                if (plan.num_first > 0) == is_behind and kept >= plan.num_first
+            ]
+            self._second_rates[is_behind].observe([n for n, _ in seconds], [kept for _, kept in seconds])
         state.plans = [None] * len(counts)
 
 

@@ -108,7 +108,7 @@ class LookaheadDrafter(TextRows[LookaheadReader]):
         processor: BlockProcessor | None = None,
     ) -> Draft:
         """See `BranchDrafter`. Nothing is drawn."""
-        trees = [merged([guess[:num_draft_tokens] for guess in reader.guesses()]) for reader in state]
+        trees = [merged([self.known(guess[:num_draft_tokens]) for guess in reader.guesses()]) for reader in state]
         width = max(len(tokens) for tokens, _ in trees)
         shape = (len(trees), width)
         tokens_BN = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens, _ in trees], dtype=torch.long)

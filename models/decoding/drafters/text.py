@@ -8,6 +8,7 @@ Shape suffixes: B rows, T positions, K drafted tokens, H hidden.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -49,6 +50,11 @@ class TextRows(ABC, Generic[AnyText]):
         self.max_draft_tokens: int | None = None
         self.network: nn.Module | None = None
         self._device = target.device
+        self._num_tokens = target.num_tokens
+
+    def known(self, tokens: Sequence[int]) -> list[int]:
+        """A draft up to the first id that no token has: a prompt may contain one, the target never emits one."""
+        return list(takewhile(lambda token: token < self._num_tokens, tokens))
 
     @abstractmethod
     def make_reader(self) -> AnyText:
@@ -87,7 +93,7 @@ class TextDrafter(TextRows[Reader]):
         processor: BlockProcessor | None = None,
     ) -> Draft:
         """See `Drafter.propose`. As wide as the longest row's draft; 0 wide where no row has one."""
-        rows = [reader.propose(num_draft_tokens) for reader in state]
+        rows = [self.known(reader.propose(num_draft_tokens)) for reader in state]
         counts = [len(row) for row in rows]
         width = max(counts)
         padded = [row + [0] * (width - len(row)) for row in rows]

@@ -39,16 +39,16 @@ class Translator:
         self.target_spelling = _spelling_of(target)
         self.prefix = _prefix_ids(draft)
         self.eos_ids = frozenset(draft.eos_token_ids)
-        # Special tokens that mean the same: by name, and by role.
-        theirs, ours = self.spelling.specials, self.target_spelling.specials
+        # Special tokens that mean the same: by name, and by role. A tokenizer may have more than its model has rows.
+        theirs = {name: index for name, index in self.spelling.specials.items() if index < draft.num_tokens}
+        ours = {name: index for name, index in self.target_spelling.specials.items() if index < target.num_tokens}
+        their_eos = [index for index in draft.eos_token_ids if index < draft.num_tokens]
+        our_eos = [index for index in target.eos_token_ids if index < target.num_tokens]
         self.special_to_target = {theirs[name]: ours[name] for name in theirs.keys() & ours.keys()}
-        if target.eos_token_ids:
-            for index in draft.eos_token_ids:
-                self.special_to_target.setdefault(index, target.eos_token_ids[0])
         self._special_to_draft = {ours[name]: theirs[name] for name in theirs.keys() & ours.keys()}
-        if draft.eos_token_ids:
-            for index in target.eos_token_ids:
-                self._special_to_draft.setdefault(index, draft.eos_token_ids[0])
+        if their_eos and our_eos:
+            self.special_to_target = dict.fromkeys(their_eos, our_eos[0]) | self.special_to_target
+            self._special_to_draft = dict.fromkeys(our_eos, their_eos[0]) | self._special_to_draft
         self._target_prefix = frozenset(_prefix_ids(target))
 
     def start(self) -> Transcript:
@@ -63,7 +63,7 @@ class Translator:
         data = b""
         transcript.num_target_tokens += len(target_ids)
         for index in target_ids:
-            spelled = self.target_spelling.spelled[index]
+            spelled = self.target_spelling.spell([index])
             if spelled is not None:
                 data += spelled
                 transcript.target_tail.append(index)

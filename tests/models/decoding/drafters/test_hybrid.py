@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from models.decoding.drafters.model import ModelDrafter
 from models.decoding.drafters.ngram import NgramDrafter
 from models.decoding.drafters.options import DrafterContext, DrafterOptions, build_drafter, check_drafter
 from models.decoding.drafters.suffix import SuffixDrafter
+from models.decoding.estimates import KeepRates
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
 from models.decoding.sampling import SamplingParams, transform_logits
@@ -58,10 +60,15 @@ class Planned(HybridDrafter):
 
     num_plans = 0
 
-    def _plan(self, num_given: int, match: int, num_draft_tokens: int, times: object) -> Plan:
-        self.num_plans += 1
-        ways = [(m, n) for m in range(num_given + 1) for n in range(num_draft_tokens - m + 1)]
-        return Plan(*ways[self.num_plans * 7 % len(ways)], match)
+    def _plan(
+        self, num_given: Sequence[int], matches: Sequence[int], num_draft_tokens: int, times: object
+    ) -> list[Plan]:
+        plans = []
+        for count, match in zip(num_given, matches, strict=True):
+            self.num_plans += 1
+            ways = [(m, n) for m in range(count + 1) for n in range(num_draft_tokens - m + 1)]
+            plans.append(Plan(*ways[self.num_plans * 7 % len(ways)], match))
+        return plans
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -373,3 +380,36 @@ def test_sampling_is_the_seeds_alone() -> None:
         for _ in range(2)
     ]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", ["ngram, heads", "ngram, model", "model, heads"])
+def test_plans_are_the_best_of_all_ways(name: str) -> None:
+    """Every row's plan against a listing of all ways, for rates and times that were learned from random blocks."""
+    target = make_tiny_target()
+    drafter = HybridDrafter(*PAIRS[name](target))
+    generator = np.random.default_rng(0)
+    for rates in (*drafter._first_rates, *drafter._second_rates):
+        for _ in range(20):
+            rates.observe(12, generator.integers(0, 13, 4).tolist())
+    times = real_code._Times()
+    for line in (times.target, times.first, times.second, times.planning):
+        for _ in range(20):
+            line.observe(int(generator.integers(1, 12)), float(generator.random()))
+    counts, matches = [0, 1, 3, 12, 7, 12], [0, 1, 2, 3, 1, 0]
+    second, longest = drafter.second, min(drafter.second.max_draft_tokens or 12, 12)
+    for plan, count, match in zip(drafter._plan(counts, matches, 12, times), counts, matches, strict=True):
+        first = drafter._first_rates[match]
+
+        def rate(m: int, n: int, first: KeepRates = first) -> float:
+            seconds = times.target.seconds(m + n) + times.planning.seconds(1)
+            if isinstance(drafter.first, ModelDrafter) and m:
+                seconds += times.first.seconds(m)
+            if n:
+                seconds += times.second.seconds(n if isinstance(second, ModelDrafter) else m + n)
+            more = drafter._second_rates[m > 0].expected_tokens()[n] - 1.0
+            return (first.expected_tokens()[m] + first.reached()[m] * more) / seconds
+
+        ways = [(m, n) for m in range(count + 1) for n in range(max(0, longest - m) + 1)]
+        best = max(rate(*way) for way in ways)
+        assert (plan.num_first, plan.num_second) in ways
+        assert rate(plan.num_first, plan.num_second) == pytest.approx(best, rel=1e-9)
