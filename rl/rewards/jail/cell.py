@@ -141,8 +141,7 @@ def shut_in(request: dict[str, Any], folder: str, uid: int | None, gid: int | No
         os.setresuid(uid, uid, uid)
     elif plan != "none":
         linux.drop_capabilities()
-    if uid == gid:  # the judge, with a user of its own, may only read there
-        require_writable(folder)
+    require_entry(folder, os.W_OK if uid == gid else os.R_OK)  # the judge, with a user of its own, may only read there
     require_readable([*readable, *request["site_paths"]])
     if sys.platform == "linux":
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "parent's death")
@@ -185,9 +184,9 @@ def require_readable(paths: list[str]) -> None:
             )
 
 
-def require_writable(folder: str) -> None:
-    """PermissionError when that user cannot reach the working folder by its path."""
-    if not os.access(folder, os.W_OK | os.X_OK):
+def require_entry(folder: str, use: int) -> None:
+    """PermissionError when that user cannot reach the working folder by its path, for this use (os.R_OK, os.W_OK)."""
+    if not os.access(folder, use | os.X_OK):
         raise PermissionError(
             f"{os.path.dirname(folder)} cannot be entered by other users: set TMPDIR to a folder that can"
         )
