@@ -57,7 +57,7 @@ def find_dangling(words: list[str], root: Path) -> Iterator[str]:
     """What a command names and the project does not have: module, script, make target, or file of a Hydra group."""
     words = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
     for option, name in pairwise(words):
-        if option == "-m" and not module_exists(name, root):
+        if option == "-m" and words[0] != "pytest" and not module_exists(name, root):
             yield f"module {name}"
         if option == "bash" and not (root / name).is_file():
             yield f"script {name}"
