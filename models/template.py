@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from .text_files import read_text
+from models.text_files import read_text
 
 # transformers' own mark of what an assistant writes, which plain Jinja does not know.
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
