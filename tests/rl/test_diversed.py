@@ -395,7 +395,7 @@ def test_columns_reach_the_rows(tmp_path: Path) -> None:
     assert train[0]["answer"] == "x"
     ragged = [Prompt("1", "chat", text="a", columns={"x": 1}), Prompt("2", "chat", text="b")]
     assert [row["x"] for row in to_dataset(reward_rows(ragged))] == [1, None]
-    with pytest.raises(ValueError, match="columns named completions, which trl uses"):
+    with pytest.raises(ValueError, match="columns named completions, which rewards are called with"):
         reward_rows([Prompt("1", "chat", text="a", columns={"completions": "b"})])
     with pytest.raises(ValueError, match=r"mixes raw text .* with chats"):
         to_dataset([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}])

@@ -19,7 +19,7 @@ from eval.questions import load_questions
 from eval.rewards import Reward
 from models.tiny import make_tiny_tokenizer
 from rl.prompts import load_datasets, to_dataset
-from rl.rewards.loading import TRL_ARGUMENTS
+from rl.rewards.loading import ARGUMENTS
 from rl.trainer import DiversedTrainer
 from rl.trl_parts import checked_reward
 from tests.rl.test_trainer import make_trainer
@@ -67,7 +67,7 @@ class Seen:
         self.rows: list[str] = []
 
     def __call__(self, **asked: Any) -> list[float]:
-        columns = {name: asked[name] for name in asked if name not in ("completions", *TRL_ARGUMENTS[1:])}
+        columns = {name: asked[name] for name in asked if name not in ARGUMENTS[1:]}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         self.rows += spell(sorted(row.items()) for row in rows)
         for row in rows:
@@ -86,6 +86,7 @@ def seen_in_training(trainer: DiversedTrainer, data: DataOptions) -> list[str]:
     batch = next(iter(trainer.get_train_dataloader()))
     prompts = [row["prompt"] for row in batch]
     completions = [[{"role": "assistant", "content": ""}] for _ in batch]
+    trainer._answers = [""] * len(batch)
     for _ in range(2):  # what the first call spoils, no other call sees
         trainer._calculate_rewards(batch, prompts, completions, [[1] for _ in batch])
     assert len(seen.rows) == 2 * 4 * NUM_TRAIN
@@ -98,7 +99,7 @@ def seen_on_heldout(trainer: DiversedTrainer, data: DataOptions) -> list[str]:
     trainer.reward_funcs = [checked_reward(seen, "toy")]
     _, heldout = load_datasets(data, NUM_HELDOUT)
     rows = [row for row in heldout or () for _ in range(2)]
-    trainer._ask_reward(rows, [[1] for _ in rows], ["" for _ in rows])
+    trainer._ask_reward(rows, [[1] for _ in rows], ["" for _ in rows], ["" for _ in rows])
     assert len(seen.rows) == 2 * NUM_HELDOUT
     return sorted(set(seen.rows))
 
@@ -108,7 +109,7 @@ def seen_in_evaluation(data: DataOptions, split: str, count: int) -> list[str]:
     questions = load_questions(TOKENIZER, data, split, count, 10_000)
     for turn in (questions[:1], questions[1:]):
         doubled = [question for question in turn for _ in range(2)]
-        Reward("toy", seen).score(doubled, ["" for _ in doubled], [[1] for _ in doubled])
+        Reward("toy", seen).score(doubled, ["" for _ in doubled], [[1] for _ in doubled], TOKENIZER)
     return sorted(set(seen.rows))
 
 
@@ -216,14 +217,14 @@ def test_names_that_a_reward_is_called_with(name: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{name: 1}] * (NUM_TRAIN + NUM_HELDOUT))
     data = DataOptions("jsonl", str(path))
-    with pytest.raises(ValueError, match=f"columns named {name}, which trl uses for itself"):
+    with pytest.raises(ValueError, match=f"columns named {name}, which rewards are called with"):
         load_datasets(data, NUM_HELDOUT)
-    with pytest.raises(ValueError, match=f"columns named {name}, which trl uses for itself"):
+    with pytest.raises(ValueError, match=f"columns named {name}, which rewards are called with"):
         load_questions(TOKENIZER, data, "selection", NUM_HELDOUT, 10_000)
 
 
 def test_reserved_names_are_those_of_the_call() -> None:
-    assert set(TRL_ARGUMENTS) <= set(RESERVED)
+    assert set(ARGUMENTS) <= set(RESERVED)
 
 
 def test_a_dataset_keeps_its_rows_when_shuffled() -> None:
