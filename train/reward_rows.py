@@ -29,7 +29,9 @@ def reward_rows(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
     rows = [asked_prompt(prompt) | _columns(prompt) for prompt in prompts]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if taken := sorted(set(names) & set(RESERVED)):
-        raise ValueError(f"the data has columns named {', '.join(taken)}, which rewards are called with or trl takes for itself; rename them")
+        raise ValueError(
+            f"the data has columns named {', '.join(taken)}, which rewards are called with or trl takes for itself; rename them"
+        )
     return [{name: row.get(name) for name in names} for row in rows]
 
 
