@@ -30,7 +30,8 @@ def reward_rows(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(name for row in rows for name in row))
     if taken := sorted(set(names) & set(RESERVED)):
         raise ValueError(
-            f"the data has columns named {', '.join(taken)}, which rewards are called with or trl takes for itself; rename them"
+            f"the data has columns named {', '.join(taken)}, which rewards are called with or trl takes for itself; "
+            "rename them"
         )
     return [{name: row.get(name) for name in names} for row in rows]
 
