@@ -129,12 +129,10 @@ def same(got: Tensor, wanted: Tensor) -> bool:
     return torch.equal(got.nan_to_num(7e30), wanted.nan_to_num(7e30))
 
 
-@settings(max_examples=300, deadline=None)
-@given(OPTIONS, batches(), st.booleans())
-def test_places_at_once_are_places_one_at_a_time(
-    options: dict[str, Any], batch: dict[str, Any], is_chain: bool
-) -> None:
-    made, rows, logits_BTV = Processors(code.ProcessorParams(**options), EOS, VOCAB), batch["rows"], batch["logits_BTV"]
+def places_at_once(code: SimpleNamespace, options: dict[str, Any], batch: dict[str, Any], is_chain: bool) -> None:
+    """See `check_places_at_once`."""
+    made, rows = code.Processors(code.ProcessorParams(**options), EOS, VOCAB), batch["rows"]
+    logits_BTV = batch["logits_BTV"]
     num_nodes = logits_BTV.shape[1] - 1
     for row in rows:
         if is_chain:
