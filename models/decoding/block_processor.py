@@ -17,7 +17,7 @@ from models.decoding.history import History
 from models.decoding.processors import Processors, widen
 
 # Places whose masks become limits at a time: all at once they would take as much memory again as the logits.
-MASKED_TOGETHER = 16
+MASKED_TOGETHER = 4
 
 
 class BlockProcessor:
@@ -247,7 +247,11 @@ class _Walk:
         for first in range(0, len(slots), MASKED_TOGETHER):
             some = slots[first : first + MASKED_TOGETHER]
             limits = _limits(masks_PV[first : first + MASKED_TOGETHER], self._scores_PV.dtype)
-            self._scores_PV[some] = torch.minimum(self._scores_PV[some], limits)
+            if some[-1] - some[0] + 1 == len(some):  # nothing is copied
+                part_PV = self._scores_PV[some[0] : some[-1] + 1]
+                torch.minimum(part_PV, limits, out=part_PV)
+            else:
+                self._scores_PV[some] = torch.minimum(self._scores_PV[some], limits)
 
 
 def _limits(allowed: Tensor, dtype: torch.dtype) -> Tensor:

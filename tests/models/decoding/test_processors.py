@@ -100,6 +100,8 @@ PLANTED = {
         "range(0, len(slots), MASKED_TOGETHER)",
         "range(0, min(1, len(slots)), MASKED_TOGETHER)",
     ),
+    "masks of scattered places forgotten": ("torch.minimum(self._scores_PV[some], limits)", "self._scores_PV[some]"),
+    "masks of adjacent places forgotten": ("torch.minimum(part_PV, limits, out=part_PV)", "pass"),
     "masks of other places": ("masks_PV[first : first + MASKED_TOGETHER]", "masks_PV[:MASKED_TOGETHER]"),
     "output without the prompt": ("[self.prompt + self.generated]", "[self.generated]"),
     "prompt without the output": ("[self.prompt + self.generated]", "[self.prompt]"),
