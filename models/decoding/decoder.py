@@ -303,8 +303,8 @@ class Decoder:
             return None
         eos_token_ids = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         processors = Processors(params.processors, eos_token_ids, self.target.vocab_size)
-        shown = [row.shown_prompt for row in rows]
-        return BlockProcessor(processors, [row.prompt for row in rows], [row.tokens for row in rows], shown)
+        prompts, tokens, shown = zip(*((row.prompt, row.tokens, row.shown_prompt) for row in rows), strict=True)
+        return BlockProcessor(processors, prompts, tokens, shown, [row.history for row in rows])
 
     def _go_on(self, batch: Batch, hidden_BTH: Tensor, next_tokens_BT: Tensor, counts: list[int]) -> Batch | None:
         """Drop the rows that have ended, and let the drafter take in the pass for those that go on."""

@@ -2,7 +2,8 @@
 
 p is the softmax of the processed logits, so a place of a block must be shown exactly the prefix that plain decoding
 would have shown there: the prompt, all that was emitted, and the drafted tokens before the place. `Processors` does one
-prefix, `block_processor` every place of a block. Temperature, top-k, top-p and min-p come afterwards, in `sampling`.
+prefix, and so says what is right; `block_processor` does every place of a block at once. Temperature, top-k, top-p and
+min-p come afterwards, in `sampling`.
 
 Shape suffixes: B rows, K drafted tokens, T positions (of a block: K + 1 places), V vocabulary.
 """
@@ -116,6 +117,8 @@ class Processors:
                 raise ValueError(
                     f"bad_words_ids has {word}, an EOS id: to go on to the length limit, set eos_token_ids=() instead."
                 )
+        self.params = params
+        self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = vocab_size
         self._steps = _make_steps(params, list(eos_token_ids))
 
@@ -138,9 +141,31 @@ class Processors:
         scores_1V = widen(logits_V)[None].clone()
         if not scores_1V.amax().isfinite():
             return scores_1V[0]
+        return self._apply(self._steps, scores_1V, prompt, generated, shown)
+
+    def allowed(self, prompt: tuple[int, ...], generated: tuple[int, ...]) -> Tensor:
+        """What the grammar allows next, bool [V]: a tensor that may be the grammar's own. There must be a grammar."""
+        assert self.params.allowed_tokens is not None
+        return _as_mask(self.params.allowed_tokens(prompt, generated), self.vocab_size)
+
+    def apply_custom(
+        self, scores_V: Tensor, prompt: Sequence[int], generated: Sequence[int], shown: Sequence[int]
+    ) -> Tensor:
+        """The custom processors alone, which come last: see `apply`. scores_V: what the others made."""
+        custom = self._steps[len(self._steps) - len(self.params.custom) :]
+        return self._apply(custom, scores_V[None].clone(), prompt, generated, shown)
+
+    def _apply(
+        self,
+        steps: Sequence[tuple[str, _Step]],
+        scores_1V: Tensor,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        shown: Sequence[int] | None,
+    ) -> Tensor:
         shown = prompt if shown is None else shown
-        prefix = _Prefix(tuple(prompt), tuple(generated), logits_V.device, tuple(shown))
-        for name, step in self._steps:
+        prefix = _Prefix(tuple(prompt), tuple(generated), scores_1V.device, tuple(shown))
+        for name, step in steps:
             scores_1V = _checked(name, step(prefix, scores_1V), scores_1V, prefix)
         return scores_1V[0]
 

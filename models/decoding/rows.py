@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from models.decoding.counters import Counters
+from models.decoding.history import History
 from models.decoding.processors import ProcessorParams
 from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer, FinishReason, StopChecker, TokenBytes
@@ -125,6 +126,7 @@ class Row:
         self.index = index
         self.prompt = list(prompt)
         self.shown_prompt = self.prompt if shown_prompt is None else list(shown_prompt)
+        self.history = History(self.prompt, self.shown_prompt)  # for processors; it lags behind until it is asked
         self.tokens: list[int] = []
         self.verdicts: list[TokenVerdict] = []
         self.logprobs: list[TokenLogprobs] = []

@@ -194,8 +194,10 @@ def check_plain(code: SimpleNamespace) -> None:
             for b, count in enumerate(batch.num_drafted):
                 text = list(batch.generated[b])
                 for place in range(count + 1):
+                    before_V = batch.logits_BTV[b, place].clone()
                     got = made.apply(batch.logits_BTV[b, place], batch.prompts[b], text)
                     assert torch.equal(got, batch.expected_BTV[b, place]), case
+                    assert torch.equal(batch.logits_BTV[b, place], before_V), case
                     text += batch.drafted_BK[b, place : place + 1].tolist()
 
 
@@ -254,7 +256,10 @@ def check_sick_logits(code: SimpleNamespace) -> None:
         logits_BTV[5, 1, : VOCAB if sick < 0 else 1] = sick
         got = block_of(code, case, batch).target(logits_BTV, batch.drafted_BK, batch.num_drafted)
         for b, place in [(0, 0), (5, 1)]:
-            assert torch.equal(got[b, place].nan_to_num(7.0), logits_BTV[b, place].nan_to_num(7.0))
+            alone = code.Processors(code.ProcessorParams(**CASES[case]), EOS, VOCAB)
+            got_V = alone.apply(logits_BTV[b, place], batch.prompts[b], batch.generated[b])
+            for row_V in (got[b, place], got_V):
+                assert torch.equal(row_V.nan_to_num(7.0), logits_BTV[b, place].nan_to_num(7.0))
         assert torch.equal(got[1:5], batch.expected_BTV[1:5])
 
 

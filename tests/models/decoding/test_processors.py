@@ -4,6 +4,7 @@ The same checks are then shown to fail for faults planted in the real source.
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from models.decoding import block_processor, processors
+from models.decoding import block_edits, block_processor, history, processors
 from models.decoding.block_processor import BlockProcessor
 from models.decoding.processors import ProcessorParams, Processors
 from tests.models.decoding.processor_checks import (
@@ -26,9 +27,11 @@ from tests.models.decoding.processor_checks import (
     check_results,
     check_sick_logits,
 )
+from tests.models.decoding.processor_properties import check_draft_at_once, check_places_at_once
 
 CHECKS = [check_results, check_impossible, check_failures, check_sick_logits, check_places, check_draft, check_plain]
-REAL = SimpleNamespace(**{**vars(processors), **vars(block_processor)})
+CHECKS += [check_places_at_once, check_draft_at_once]
+REAL = SimpleNamespace(**vars(processors), **{"History": history.History, "BlockProcessor": BlockProcessor})
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -36,10 +39,13 @@ def test_prefix_is_plain_decodings(check: Callable[[SimpleNamespace], None]) -> 
     check(REAL)
 
 
+MODULES = (processors, history, block_edits, block_processor)
+
+
 def planted(right: str, wrong: str) -> SimpleNamespace:
-    """Both modules made anew, as one, with `wrong` in place of the first `right` in their source."""
-    joins = "from models.decoding.processors import Processors, widen\n"
-    source = inspect.getsource(processors) + inspect.getsource(block_processor).replace(joins, "")
+    """The modules made anew, as one, with `wrong` in place of the first `right` in their source."""
+    joins = r"^from models\.decoding\.(processors|history|block_edits) import .*\n"
+    source = "".join(re.sub(joins, "", inspect.getsource(module), flags=re.MULTILINE) for module in MODULES)
     assert right in source, f"the planted fault no longer matches the code: {right}"
     faulty = ModuleType("faulty_processors")
     sys.modules[faulty.__name__] = faulty  # where dataclasses look
@@ -59,13 +65,44 @@ def fails(check: Callable[[SimpleNamespace], None], code: SimpleNamespace) -> bo
 
 
 PLANTED = {
-    "only the last token of the block": ("scores_TV[place], tokens[:place])", "scores_TV[place], tokens[:place][-1:])"),
-    "prefix one token short": ("scores_TV[place], tokens[:place])", "scores_TV[place], tokens[: max(0, place - 1)])"),
-    "prefix one token long": ("scores_TV[place], tokens[:place])", "scores_TV[place], tokens[: place + 1])"),
-    "prefix without the block": ("scores_TV[place], tokens[:place])", "scores_TV[place], ())"),
-    "the neighbour's prompt": ("self._prompts[b]", "self._prompts[b - 1]"),
-    "the neighbour's output": ("(*self._generated[b], *drafted)", "(*self._generated[b - 1], *drafted)"),
-    "the block alone": ("(*self._generated[b], *drafted)", "tuple(drafted)"),
+    "only the last token of the block": ("tuple(tokens[:k]), first", "tuple(tokens[k - 1 : k]), first"),
+    "prefix one token short": ("tuple(tokens[:k]), first", "(*tokens[: k - 2], tokens[k - 1]), first"),
+    "prefix one token long": ("tuple(tokens[:k]), first", "tuple(tokens[: k + 1]), first"),
+    "the neighbour's text": ("histories[row]).with", "histories[row - 1]).with"),
+    "the neighbour's bans": (
+        "self._banned(place, histories[place.row])",
+        "self._banned(place, histories[place.row - 1])",
+    ),
+    "the neighbour's grammar": (
+        "self._processors.allowed(self._histories[place.row].prompt",
+        "self._processors.allowed(self._histories[place.row - 1].prompt",
+    ),
+    "the neighbour's output": ("(*self._histories[place.row].gen", "(*self._histories[place.row - 1].gen"),
+    "the block alone": ("(*self._histories[place.row].generated, *place.path)", "place.path"),
+    "penalties of the settled text alone": ("[place.path for place in members]", "[() for place in members]"),
+    "n-grams of the settled text alone": ("range(len(text) - size + 1) if", "range(0) if"),
+    "n-grams without the path": ("text = [*self.tail(size - 1), *path]", "text = self.tail(size - 1)"),
+    "counts of output in the place of the text": ("lambda row: row.of_text", "lambda row: row.of_output"),
+    "counts of text in the place of the output": ("lambda row: row.of_output", "lambda row: row.of_text"),
+    "counts only once": ("counts[row, self.place_of[token]", "counts[0, self.place_of[token]"),
+    "repetition penalty at places that have not come to the token": (
+        "torch.where(counts_E > 0, pen",
+        "torch.where(counts_E >= 0, pen",
+    ),
+    "bad words need one token more": ("if length <= len(text)", "if length < len(text)"),
+    "bad words without the path": ("[*history.tail(self._longest), *place.path]", "history.tail(self._longest)"),
+    "minimum length one too long": ("+ len(place.path) < params", "+ len(place.path) <= params"),
+    "minimum length without the path": ("len(history.generated) + len(place.path)", "len(history.generated)"),
+    "block frequency without a count": ("counts_E.to(scores_E.dtype)", "(counts_E > 0).to(scores_E.dtype)"),
+    "block presence counts": ("presence_penalty * (counts_E > 0)", "presence_penalty * counts_E"),
+    "block grammar inverted": ("sub_(0.5).mul_(torch.inf)", "sub_(0.5).mul_(-torch.inf)"),
+    "masks of the first places alone": (
+        "range(0, len(slots), MASKED_TOGETHER)",
+        "range(0, min(1, len(slots)), MASKED_TOGETHER)",
+    ),
+    "masks of scattered places forgotten": ("torch.minimum(self._scores_PV[some], limits)", "self._scores_PV[some]"),
+    "masks of adjacent places forgotten": ("torch.minimum(part_PV, limits, out=part_PV)", "pass"),
+    "masks of other places": ("masks_PV[first : first + MASKED_TOGETHER]", "masks_PV[:MASKED_TOGETHER]"),
     "output without the prompt": ("[self.prompt + self.generated]", "[self.generated]"),
     "prompt without the output": ("[self.prompt + self.generated]", "[self.prompt]"),
     "minimum length counted from the prompt on": ("processor(prefix.generated_1T", "processor(prefix.text_1T"),
@@ -84,14 +121,24 @@ PLANTED = {
         "_on_shown(bad_words)",
         "lambda prefix, scores: bad_words(prefix.generated_1T, scores)",
     ),
-    "target in place": ("widen(logits_BTV).clone()", "widen(logits_BTV)"),
+    "target in place": ("wide, copy=True,", "wide,"),
     "one prefix in place": ("widen(logits_V)[None].clone()", "widen(logits_V)[None]"),
-    "padding processed": ("tokens[:count])", "tokens)"),
-    "bonus place left out": ("range(len(tokens) + 1)", "range(max(1, len(tokens)))"),
-    "draft one token short": ("logits_V, drafted_BK[b])", "logits_V, drafted_BK[b][:-1])"),
-    "grammar asked behind what it forbids": ("tokens[place]] == -torch.inf", "tokens[place]] == torch.inf"),
-    "error at a place that nothing reaches": ("if place == 0:", "if True:"),
-    "error at the first place waits": ("if place == 0:", "if False:"),
+    "padding processed": ("range(1, count + 1)", "range(1, len(tokens) + 1)"),
+    "bonus place left out": ("range(1, count + 1)", "range(1, count)"),
+    "draft one token short": ("Place(b, b, tuple(path))", "Place(b, b, tuple(path[:-1]))"),
+    "grammar asked behind what it forbids": ("if parent in mask_of and not", "if False and not"),
+    "grammar asked behind what is banned": (
+        "(self._scores_PV[slots, tokens] != -torch.inf)",
+        "(self._scores_PV[slots, tokens] < 9e9)",
+    ),
+    "error at a place that nothing reaches": ("if slot % width == 0:", "if True:"),
+    "error at the first place waits": ("if slot % width == 0:", "if False:"),
+    "unreached places stay processed": ("if number not in reached or", "if"),
+    "failed places stay processed": ("or p.slot in failures", ""),
+    "ill places of a block processed": ("for place in places if has_law[place.slot]]", "for place in places]"),
+    "grammar asked at ill places": ("if not has_law[place.slot]:", "if False:"),
+    "empty places of a block go through": ("if emptied or walk.num_masks:", "if False:"),
+    "failures of the walk are forgotten": ("ill |= walk.failed", ""),
     "error raised one token early": ("num_emitted[b] > place", "num_emitted[b] >= place"),
     "error raised one token late": ("num_emitted[b] > place", "num_emitted[b] > place + 1"),
     "sick logits processed": ("if not scores_1V.amax().isfinite():", "if False:"),
