@@ -16,24 +16,24 @@ import torch
 from omegaconf import MISSING
 
 from eval.drafters import Drafting, choose_drafters, load_drafters
-from eval.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
 from eval.provenance import describe_run
-from eval.report import render_groups, render_table, row_record, write_json
 from eval.seen import seen_by
-from eval.session import Session, SessionOptions, make_parts, run_session
+from eval.speed.methods import GENERATE, PLAIN, BareForward, DecoderMethod, GenerateMethod, Method
+from eval.speed.report import render_groups, render_table, row_record, write_json
+from eval.speed.session import Session, SessionOptions, make_parts, run_session
+from eval.speed.timing import device_clock
 from eval.tasks import SPLITS, TASKS, TEST, make_groups
-from eval.timing import device_clock
 from models.checkpoint import read_config
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions, needs_checkpoint
 from models.decoding.length_options import FIXED, LengthOptions, check_length, make_length, name_length
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.options import VerifierOptions, make_rule
+from models.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions, needs_checkpoint
 from models.files import write_text
-from models.target import Target, TargetOptions, load_target
-from train.config import INTERRUPTED, entry
-from train.data import DataOptions
-from train.heads_folder import find_heads
+from models.sampling import SamplingParams
+from models.target.model import Target, TargetOptions, load_target
+from models.verification.options import VerifierOptions, make_rule
+from train.data.prompts import DataOptions
+from train.heads.folder import find_heads
+from train.runtime.config import INTERRUPTED, entry
 
 LOSSLESS = "lossless"
 ADD_DRAFTER = f"add drafter=NAME, with NAME one of {', '.join(kind for kind in KINDS if kind != NONE)}"

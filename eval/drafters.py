@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.decoding.drafters.base import Drafter
-from models.decoding.drafters.options import (
+from models.drafters.base import Drafter
+from models.drafters.options import (
     NONE,
     DrafterOptions,
     check_drafter,
@@ -14,8 +14,8 @@ from models.decoding.drafters.options import (
     make_drafter,
     needs_checkpoint,
 )
-from models.target import Target, TargetOptions
-from train.presets import read_preset
+from models.target.model import Target, TargetOptions
+from train.runtime.presets import read_preset
 
 
 @dataclass(frozen=True)

@@ -17,39 +17,32 @@ import torch
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from eval.decisive import find_weights, render_weights
-from eval.frontier import Frontier, FrontierOptions, analyse
-from eval.frontier_report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
-from eval.pairs import load_dynamics, load_pair, name_checkpoints
-from eval.plots import draw_frontier, require_matplotlib, save_figure
-from eval.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, expand_all, make_points
+from eval.frontier.decisive import find_weights, render_weights
+from eval.frontier.frontier import Frontier, FrontierOptions, analyse
+from eval.frontier.pairs import load_dynamics, load_pair, name_checkpoints
+from eval.frontier.plots import draw_frontier, require_matplotlib, save_figure
+from eval.frontier.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, expand_all, make_points
+from eval.frontier.questions import SPLITS, TESTBED, Question, load_questions, load_testbed_questions, task_name
+from eval.frontier.report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
+from eval.frontier.samples import SamplingPlan, Sitting, run_sitting
+from eval.frontier.tokens_html import TracedText, render_page, trace
+from eval.frontier.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
 from eval.provenance import describe_run
-from eval.questions import SPLITS, TESTBED, Question, load_questions, load_testbed_questions, task_name
-from eval.report import finite, write_json
-from eval.rewards import Reward, RewardOptions, load
-from eval.samples import SamplingPlan, Sitting, run_sitting
+from eval.rewards.asking import Reward, RewardOptions, load
 from eval.seen import seen_by
-from eval.timing import device_clock
-from eval.tokens_html import TracedText, render_page, trace
-from eval.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
-from models.decoding.drafters.options import (
-    KINDS,
-    NONE,
-    WITH_CHECKPOINT,
-    DrafterOptions,
-    check_drafter,
-    needs_checkpoint,
-)
+from eval.speed.report import finite, write_json
+from eval.speed.timing import device_clock
 from models.decoding.rows import GenerationParams, stream_seed
-from models.decoding.sampling import SamplingParams
 from models.decoding.stops import Detokenizer
+from models.drafters.options import KINDS, NONE, WITH_CHECKPOINT, DrafterOptions, check_drafter, needs_checkpoint
 from models.files import write_text
-from models.target import Target, TargetOptions
-from train.config import INTERRUPTED, entry
-from train.data import DataOptions
-from train.heads_folder import find_heads
-from train.jsonl_logger import NO_LOGGER, WANDB, check_logger
-from train.wandb_run import log_artifact, log_table
+from models.sampling import SamplingParams
+from models.target.model import Target, TargetOptions
+from train.data.prompts import DataOptions
+from train.heads.folder import find_heads
+from train.runtime.config import INTERRUPTED, entry
+from train.runtime.jsonl_logger import NO_LOGGER, WANDB, check_logger
+from train.runtime.wandb_run import log_artifact, log_table
 
 
 @dataclass

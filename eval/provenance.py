@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from train.provenance import commit
+from train.runtime.provenance import commit
 
 PACKAGES = ("foretoken", "torch", "transformers")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoint import read_config
-from train.data import DataOptions
-from train.prompts.seen import seen_in
+from train.data.prompts import DataOptions
+from train.data.sources.seen import seen_in
 
 MIXED = "mixed"
 

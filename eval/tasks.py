@@ -1,14 +1,14 @@
 """The bench's prompts: none that was trained on, by task, with short and long answers apart.
 
-Chooses and renders prompts; the prompts themselves, their split and the chat template belong to `train.data`.
+Chooses and renders prompts; the prompts themselves, their split and the chat template belong to `train.data.prompts`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from train.data import DataOptions, Prompt, fresh_prompts, load_prompts, render_prompt
-from train.prompts.seen import leave_out
+from train.data.prompts import DataOptions, Prompt, fresh_prompts, load_prompts, render_prompt
+from train.data.sources.seen import leave_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

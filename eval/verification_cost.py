@@ -16,20 +16,20 @@ from torch import Tensor
 from tqdm import tqdm
 
 from eval.provenance import describe_run
-from eval.report import align, write_json
-from eval.timing import device_clock, measure, schedule, spread
-from models.decoding.attention import packed_attention
-from models.decoding.cache import RaggedCache
-from models.decoding.drafters.base import Draft
+from eval.speed.report import align, write_json
+from eval.speed.timing import device_clock, measure, schedule, spread
+from models.cache.attention import packed_attention
+from models.cache.ragged import RaggedCache
 from models.decoding.judge import Judge
 from models.decoding.rows import GenerationParams, Row
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
-from models.decoding.verification.base import Block, Rule
-from models.decoding.verification.options import RULES, VerifierOptions, make_rule
+from models.drafters.base import Draft
 from models.files import write_text
-from models.target import Target, TargetOptions, load_target
-from train.config import entry
-from train.presets import read_preset
+from models.sampling import SamplingParams, sample_from, transform_logits
+from models.target.model import Target, TargetOptions, load_target
+from models.verification.base import Block, Rule
+from models.verification.options import RULES, VerifierOptions, make_rule
+from train.runtime.config import entry
+from train.runtime.presets import read_preset
 
 CONTEXT_TOKENS = 128
 WARMUP_ROUNDS = 3

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from models.ensemble import EnsembleHead, EnsembleOptions
-from models.files import finish_save, new_files
-from models.heads import DraftHead, HeadOptions, build_head
-from models.quantization import NONE
-from models.target import Target
+from .ensemble import EnsembleHead, EnsembleOptions
+from .files import finish_save, new_files
+from .heads import DraftHead, HeadOptions, build_head
+from .target.model import Target
+from .target.quantization import NONE
 
 FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.decoding.verification.base import Block, total_variation
+from .verification.base import Block, total_variation
 
 KINDS = ("linear", "mlp")
 NUM_SCALARS = 5  # features of the mlp beside the hidden states

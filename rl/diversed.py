@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import MISSING
 from transformers import set_seed
 
+from eval.rewards.loading import RewardOptions, load_reward
 from models.checkpoint import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -27,34 +28,33 @@ from models.checkpoint import (
     save_ensemble,
 )
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter, load_model_drafter
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
+from models.drafters.heads import HeadsDrafter
+from models.drafters.model import ModelDrafter, load_model_drafter
 from models.ensemble import EnsembleHead, EnsembleOptions
-from models.target import TargetOptions, load_target, resolve_device
+from models.sampling import SamplingParams
+from models.target.model import TargetOptions, load_target, resolve_device
 from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState
 from rl.measuring import Pair
 from rl.options import RLOptions, rloo_config
 from rl.policy import PolicyOptions
 from rl.prompts import load_datasets, load_testbed_datasets, prompts_record
 from rl.resume import STATE_NAME, flat, require_same_batch, require_same_run
-from rl.rewards.loading import RewardOptions, load_reward
 from rl.rollout import require_temperature_alone
 from rl.sharing import require_same_options
 from rl.trainer import DiversedTrainer
 from rl.trl_parts import StopAfterRollout
-from train.checkpoints import STATE_NAME as TRAINER_STATE_NAME
-from train.checkpoints import last_whole, remove_unfinished
-from train.config import entry, exit_interrupted
-from train.data import DataOptions
-from train.heads_folder import find_heads
-from train.jsonl_logger import check_logger, log_callbacks
-from train.provenance import origin
-from train.ranks import is_main, join, main_first, told_of_lost_peers
-from train.testbed import ensure_testbed
-from train.trainer import GuardGradients, require_unchanged
-from train.wandb_run import log_artifact
+from train.data.prompts import DataOptions
+from train.data.testbed import ensure_testbed
+from train.heads.folder import find_heads
+from train.heads.trainer import GuardGradients, require_unchanged
+from train.runtime.checkpoints import STATE_NAME as TRAINER_STATE_NAME
+from train.runtime.checkpoints import last_whole, remove_unfinished
+from train.runtime.config import entry, exit_interrupted
+from train.runtime.jsonl_logger import check_logger, log_callbacks
+from train.runtime.provenance import origin
+from train.runtime.ranks import is_main, join, main_first, told_of_lost_peers
+from train.runtime.wandb_run import log_artifact
 
 DRAFTERS = ("model", "heads")
 DEFAULT_DRAFT_TOKENS = 4

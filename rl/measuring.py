@@ -17,21 +17,21 @@ from datasets import Dataset
 from torch import Tensor
 from trl import RLOOTrainer
 
+from eval.rewards.loading import ANSWERS
+from eval.rewards.reading.thoughts import read_answers
 from models.decoding.counters import add_up
-from models.decoding.drafters.base import Drafter
 from models.decoding.rows import GenerationParams, stream_seed
-from models.decoding.sampling import SamplingParams
+from models.drafters.base import Drafter
 from models.ensemble import EnsembleHead
-from models.target import Target
+from models.sampling import SamplingParams
+from models.target.model import Target
 from rl.floor import RunState
 from rl.policy import acceptance
-from rl.rewards.loading import ANSWERS
-from rl.rewards.thoughts import read_answers
 from rl.rollout import FixedWeight, Rollout, Weigher, require_verified, sample_rollouts
 from rl.sharing import gather_rollouts, piece
-from train.data import render_asked
-from train.ranks import gather_pieces
-from train.trainer import NoStepTooMany
+from train.data.prompts import render_asked
+from train.heads.trainer import NoStepTooMany
+from train.runtime.ranks import gather_pieces
 
 # Streams of random numbers that no rollout of training uses.
 HELDOUT_STREAM, LOSSLESS_STREAM = -1, -2

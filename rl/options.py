@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trl import RLOOConfig
 
-from train.jsonl_logger import report_to
-from train.ranks import num_ranks
+from train.runtime.jsonl_logger import report_to
+from train.runtime.ranks import num_ranks
 
 BEST_METRIC = "eval_objective"
 

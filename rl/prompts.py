@@ -1,6 +1,6 @@
 """The datasets of a run: prompts as trl takes them, with every column that a reward may ask for.
 
-trl wants a table; the rows themselves stay outside of it, since Arrow would change them (`train.reward_rows`).
+trl wants a table; the rows themselves stay outside of it, since Arrow would change them (`train.data.reward_rows`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 from datasets import Dataset
 
-from train.data import DataOptions, load_prompts
-from train.prompts.seen import seen_record
-from train.reward_rows import PROMPT, reward_rows
-from train.testbed import testbed_prompts
+from train.data.prompts import DataOptions, load_prompts
+from train.data.reward_rows import PROMPT, reward_rows
+from train.data.sources.seen import seen_record
+from train.data.testbed import testbed_prompts
 
 TESTBED_PROMPTS = 2048  # of 8000; a run sees a part of them
 

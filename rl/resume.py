@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.options import RLOptions
-from train.ranks import num_ranks
-from train.shards import ShardFolder, read_manifest
+from train.runtime.ranks import num_ranks
+from train.runtime.shards import ShardFolder, read_manifest
 
 STATE_NAME = "diversed_state.json"
 PER_DEVICE = "trainer.per_device_train_batch_size"

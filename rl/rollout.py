@@ -16,11 +16,11 @@ from torch import Tensor
 
 from models.decoding.counters import Counters
 from models.decoding.decoder import BlockRecord, Decoder
-from models.decoding.drafters.base import Drafter
 from models.decoding.rows import DecodeResult, GenerationParams
-from models.decoding.verification.base import Block, total_variation
-from models.decoding.verification.ensemble import DynamicEnsemble
-from models.target import Target
+from models.drafters.base import Drafter
+from models.target.model import Target
+from models.verification.base import Block, total_variation
+from models.verification.ensemble import DynamicEnsemble
 from rl.policy import VerifiedTokens
 
 

@@ -15,7 +15,7 @@ import torch
 
 from models.decoding.rows import stream_seed
 from rl.rollout import Rollout, without_features
-from train.ranks import gather_pieces, num_ranks, rank
+from train.runtime.ranks import gather_pieces, num_ranks, rank
 
 
 def piece(count: int) -> range:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from eval.rewards.loading import ANSWERS
 from models.checkpoint import load_ensemble, save_ensemble
 from models.decoding.counters import add_up
 from models.ensemble import EnsembleHead
@@ -33,11 +34,10 @@ from rl.floor import RunState
 from rl.measuring import MeasuringTrainer, Pair
 from rl.policy import PolicyOptions, PolicyStats, baselines, logprobs, surrogate
 from rl.resume import STATE_NAME
-from rl.rewards.loading import ANSWERS
 from rl.rollout import Rollout, stack_features, verified_tokens, without_tokens
 from rl.sharing import deal
 from rl.trl_parts import EpochSampler, HeadPolicy, ShortProgress, checked_reward
-from train.ranks import is_main, wait_for_all
+from train.runtime.ranks import is_main, wait_for_all
 
 MAX_ALARMS = 5
 

@@ -17,11 +17,11 @@ from transformers import (
 )
 from trl.trainer.utils import RepeatSampler
 
+from eval.rewards.loading import ARGUMENTS, check_rewards
 from models.ensemble import EnsembleHead
-from models.target import Target
-from rl.rewards.loading import ARGUMENTS, check_rewards
-from train.reward_rows import fresh
-from train.trainer import StopOnInterrupt
+from models.target.model import Target
+from train.data.reward_rows import fresh
+from train.heads.trainer import StopOnInterrupt
 
 
 class HeadPolicyConfig(PretrainedConfig):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from models.export.hf import push_folder
 from models.export.servers import HF, SERVERS, VLLM, check_exportable, export
-from models.target import AUTO, DTYPES, load_target
+from models.target.model import AUTO, DTYPES, load_target
 from models.text_files import require_words
 from scripts.generate import choose_target
 

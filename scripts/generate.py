@@ -21,7 +21,10 @@ from omegaconf import OmegaConf
 
 from models.checkpoint import load_ensemble, read_config, read_target_name, read_target_quantization
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.options import (
+from models.decoding.length_options import FIXED, LENGTHS, LengthOptions, check_length, make_length
+from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
+from models.decoding.stops import Detokenizer, IncrementalText
+from models.drafters.options import (
     KINDS,
     NONE,
     WITH_CHECKPOINT,
@@ -31,20 +34,17 @@ from models.decoding.drafters.options import (
     make_drafter,
     needs_checkpoint,
 )
-from models.decoding.length_options import FIXED, LENGTHS, LengthOptions, check_length, make_length
-from models.decoding.processors import ProcessorParams
-from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
-from models.decoding.sampling import SamplingParams
-from models.decoding.stops import Detokenizer, IncrementalText
-from models.decoding.verification.base import Rule
-from models.decoding.verification.ensemble import DynamicEnsemble
-from models.decoding.verification.options import RULES, VerifierOptions, make_rule
-from models.target import AUTO, DTYPES, Target, TargetOptions, load_target
+from models.processors.prefix import ProcessorParams
+from models.sampling import SamplingParams
+from models.target.model import AUTO, DTYPES, Target, TargetOptions, load_target
 from models.text_files import decode, require_words, tolerate
-from train.data import render_asked
-from train.presets import CONF, read_preset, read_words
-from train.prompts.record import Message
-from train.template_kwargs import parse_kwargs
+from models.verification.base import Rule
+from models.verification.ensemble import DynamicEnsemble
+from models.verification.options import RULES, VerifierOptions, make_rule
+from train.data.prompts import render_asked
+from train.data.sources.record import Message
+from train.data.template_kwargs import parse_kwargs
+from train.runtime.presets import CONF, read_preset, read_words
 
 HEADS, LOSSLESS = "heads", "lossless"
 GREEN, YELLOW, RESET = "\x1b[32m", "\x1b[33m", "\x1b[0m"

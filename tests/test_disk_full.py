@@ -16,32 +16,32 @@ import torch
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM
 
-from eval.plots import save_figure
-from eval.report import write_json
+from eval.frontier.plots import save_figure
+from eval.speed.report import write_json
 from models.checkpoint import load_ensemble, load_heads, save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.files import DiskFull
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 from rl.diversed import DiversedConfig, train_verifier
 from rl.trainer import DiversedTrainer
 from scripts.export import main as export
 from tests.disks import PAGE_BYTES, SmallDisk, small_disk
 from tests.rl import test_diversed as rl_tests
 from tests.train import test_mtp as mtp_tests
+from tests.train.answers.test_answers import answer
 from tests.train.completion_server import serve
-from tests.train.test_answers import answer
-from tests.train.test_hidden_cache import OPTIONS as CACHE_OPTIONS
-from tests.train.test_hidden_cache import make_examples
-from train import hidden_cache
-from train.checkpoints import newest_first
-from train.distill_student import Student
-from train.hidden_cache import CachedRows, build_cache
-from train.jsonl_logger import JsonlLogger
-from train.lora import LoraOptions
+from tests.train.heads.test_hidden_cache import OPTIONS as CACHE_OPTIONS
+from tests.train.heads.test_hidden_cache import make_examples
+from train.distill.lora import LoraOptions
+from train.distill.student import Student
+from train.heads import hidden_cache
+from train.heads.hidden_cache import CachedRows, build_cache
+from train.heads.trainer import HeadTrainer
 from train.mtp import MTPConfig, train_heads
-from train.trainer import HeadTrainer
+from train.runtime.checkpoints import newest_first
+from train.runtime.jsonl_logger import JsonlLogger
 
 quiet = rl_tests.quiet
 __all__ = ["quiet", "small_disk"]

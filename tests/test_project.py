@@ -195,7 +195,7 @@ def run_import_linter(root: Path, extra_module: tuple[str, str] | None) -> subpr
         (root / name).mkdir()
         (root / name / "__init__.py").touch()
     (root / "train" / "config.py").write_text("import hydra\n")
-    (root / "train" / "mtp.py").write_text("import train.config\n")
+    (root / "train" / "mtp.py").write_text("import train.runtime.config\n")
     if extra_module is not None:
         path, source = extra_module
         (root / path).write_text(source)
@@ -206,19 +206,19 @@ def run_import_linter(root: Path, extra_module: tuple[str, str] | None) -> subpr
 
 
 def test_layered_imports_pass(tmp_path: Path) -> None:
-    done = run_import_linter(tmp_path, ("eval/report.py", "import models\nimport train.mtp as _unused\n"))
+    done = run_import_linter(tmp_path, ("eval/speed/report.py", "import models\nimport train.mtp as _unused\n"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("models/target.py", "import train\n"),
-        ("train/data.py", "import eval\n"),
-        ("eval/report.py", "import scripts\n"),
-        ("models/target.py", "import omegaconf\n"),
-        ("models/target.py", "def load() -> None:\n    from datasets import Dataset\n"),
-        ("train/data.py", "import hydra\n"),
+        ("models/target/model.py", "import train\n"),
+        ("train/data/prompts.py", "import eval\n"),
+        ("eval/speed/report.py", "import scripts\n"),
+        ("models/target/model.py", "import omegaconf\n"),
+        ("models/target/model.py", "def load() -> None:\n    from datasets import Dataset\n"),
+        ("train/data/prompts.py", "import hydra\n"),
     ],
 )
 def test_planted_import_is_refused(tmp_path: Path, path: str, source: str) -> None:

@@ -17,13 +17,15 @@ from transformers import AutoTokenizer
 
 from eval import bench, pareto
 from models.decoding.decoder import Decoder
-from models.tiny import make_tiny_target
+from models.target.tiny import make_tiny_target
 from rl import diversed
 from scripts import generate
-from train import answers, draft, mtp, regenerate, sft, texts
-from train.config import checked
-from train.data import Example
-from train.presets import CONF
+from train import draft, mtp, regenerate, sft
+from train.answers import answers
+from train.data import texts
+from train.data.prompts import Example
+from train.runtime.config import checked
+from train.runtime.presets import CONF
 
 # What differs between families: a system turn, a switch for thinking, a date, and who writes the BOS.
 TURNS = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"

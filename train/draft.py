@@ -16,25 +16,20 @@ from omegaconf import MISSING
 from transformers import set_seed
 
 from models.files import write_text
-from models.placement import require_one_device
-from models.target import Target, TargetOptions, load_target
-from train.answers import AnswerOptions
-from train.checkpoints import last_whole
-from train.config import entry, exit_interrupted
-from train.data import DataOptions
-from train.distill import DistillOptions
-from train.distill_cut import CutOptions, fit_start
-from train.distill_measure import HeldOut, Measured
-from train.distill_student import Student, start_draft
-from train.distill_trainer import DistillTrainer
-from train.examples import first_texts
-from train.hidden_cache import CacheOptions, split_rows
-from train.jsonl_logger import check_logger, log_callbacks
-from train.lora import LoraOptions
-from train.provenance import origin
-from train.shards import require_same_run
-from train.texts import load_texts
-from train.trainer import (
+from models.target.model import Target, TargetOptions, load_target
+from models.target.placement import require_one_device
+from train.answers.answers import AnswerOptions
+from train.data.examples import first_texts
+from train.data.prompts import DataOptions
+from train.data.texts import load_texts
+from train.distill.cut import CutOptions, fit_start
+from train.distill.lora import LoraOptions
+from train.distill.losses import DistillOptions
+from train.distill.measure import HeldOut, Measured
+from train.distill.student import Student, start_draft
+from train.distill.trainer import DistillTrainer
+from train.heads.hidden_cache import CacheOptions, split_rows
+from train.heads.trainer import (
     GuardGradients,
     NonFinite,
     StopOnInterrupt,
@@ -43,6 +38,11 @@ from train.trainer import (
     require_unchanged,
     training_arguments,
 )
+from train.runtime.checkpoints import last_whole
+from train.runtime.config import entry, exit_interrupted
+from train.runtime.jsonl_logger import check_logger, log_callbacks
+from train.runtime.provenance import origin
+from train.runtime.shards import require_same_run
 
 RECORD = "training.json"
 

@@ -15,22 +15,14 @@ from transformers import set_seed
 
 from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, save_heads
 from models.heads import HeadOptions, build_head
-from models.target import TargetOptions, load_target, resolve_device
-from train.answers import AnswerOptions
-from train.checkpoints import last_whole, remove_unfinished
-from train.config import entry, exit_interrupted
-from train.data import DataOptions
-from train.deepspeed_options import check_deepspeed, compile_nothing
-from train.examples import first_texts, most_frequent_tokens
-from train.hidden_cache import CacheOptions, split_rows
-from train.jsonl_logger import check_logger, log_callbacks
-from train.losses import LossOptions
-from train.provenance import origin
-from train.ranks import is_main, join, main_first
-from train.resume import MARK, MarkWhole, require_resumable, trained_with
-from train.shards import require_same_run
-from train.texts import load_texts
-from train.trainer import (
+from models.target.model import TargetOptions, load_target, resolve_device
+from train.answers.answers import AnswerOptions
+from train.data.examples import first_texts, most_frequent_tokens
+from train.data.prompts import DataOptions
+from train.data.texts import load_texts
+from train.heads.hidden_cache import CacheOptions, split_rows
+from train.heads.losses import LossOptions
+from train.heads.trainer import (
     GuardGradients,
     HeadTrainer,
     NonFinite,
@@ -40,7 +32,15 @@ from train.trainer import (
     require_unchanged,
     training_arguments,
 )
-from train.wandb_run import log_artifact
+from train.runtime.checkpoints import last_whole, remove_unfinished
+from train.runtime.config import entry, exit_interrupted
+from train.runtime.deepspeed_options import check_deepspeed, compile_nothing
+from train.runtime.jsonl_logger import check_logger, log_callbacks
+from train.runtime.provenance import origin
+from train.runtime.ranks import is_main, join, main_first
+from train.runtime.resume import MARK, MarkWhole, require_resumable, trained_with
+from train.runtime.shards import require_same_run
+from train.runtime.wandb_run import log_artifact
 
 
 @dataclass

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from models.target import TargetOptions, load_target, resolve_device
-from train.answers import AnswerOptions, answer_prompts, read_answers
-from train.config import entry
-from train.data import DataOptions, load_prompts
-from train.ranks import join, main_first
+from models.target.model import TargetOptions, load_target, resolve_device
+from train.answers.answers import AnswerOptions, answer_prompts, read_answers
+from train.data.prompts import DataOptions, load_prompts
+from train.runtime.config import entry
+from train.runtime.ranks import join, main_first
 
 
 @dataclass

@@ -18,18 +18,18 @@ from omegaconf import MISSING
 from trl import SFTConfig, SFTTrainer
 
 from models.files import require_disk, whole_folder, write_text
-from models.placement import require_one_device
-from models.quantization import NONE
-from models.target import AUTO, Target, TargetOptions, load_target, resolve_device, resolve_dtype
-from train.checkpoints import last_whole
-from train.config import entry, exit_interrupted
-from train.data import DataOptions, Example, load_prompts, render_example
-from train.examples import examples_digest, require_known_tokens, trim
-from train.jsonl_logger import check_logger, log_callbacks, report_to
-from train.lora import LoraOptions, add_lora
-from train.provenance import origin
-from train.shards import require_same_run
-from train.trainer import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
+from models.target.model import AUTO, Target, TargetOptions, load_target, resolve_device, resolve_dtype
+from models.target.placement import require_one_device
+from models.target.quantization import NONE
+from train.data.examples import examples_digest, require_known_tokens, trim
+from train.data.prompts import DataOptions, Example, load_prompts, render_example
+from train.distill.lora import LoraOptions, add_lora
+from train.heads.trainer import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
+from train.runtime.checkpoints import last_whole
+from train.runtime.config import entry, exit_interrupted
+from train.runtime.jsonl_logger import check_logger, log_callbacks, report_to
+from train.runtime.provenance import origin
+from train.runtime.shards import require_same_run
 
 # Bytes on disk for each weight in training: two checkpoints of weights and both moments of Adam, and the export.
 BYTES_PER_WEIGHT, ADAPTED_BYTES_PER_WEIGHT = 28, 5
@@ -41,7 +41,7 @@ IGNORED = -100  # label of a token that is not learned
 class SFTOptions:
     """What a user sets of trl's SFTConfig, by its names; max_steps 0: num_train_epochs decide.
 
-    autocast: bfloat16 products over float32 weights, on a machine that has them (see `models.target.resolve_dtype`).
+    autocast: bfloat16 products over float32 weights, on a machine that has them (see `models.target.model.resolve_dtype`).
     """
 
     max_steps: int = 60

@@ -19,14 +19,14 @@ from eval.theory.exact import averaged_accepted, decode_exactly, expected_accept
 from eval.theory.frontier import dynamic_point, static_point
 from models.decoding.decoder import Decoder
 from models.decoding.rows import DecodeResult, GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.cascades import SpeculativeCascade
-from models.decoding.verification.ensemble import StaticEnsemble
-from models.decoding.verification.lenience import Lenience
-from models.decoding.verification.thresholds import ProbabilityGap, TypicalAcceptance
-from models.decoding.verification.token import TokenRule
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from models.verification.cascades import SpeculativeCascade
+from models.verification.ensemble import StaticEnsemble
+from models.verification.lenience import Lenience
+from models.verification.thresholds import ProbabilityGap, TypicalAcceptance
+from models.verification.token import TokenRule
 
 VOCAB_SIZE = 5
 SAMPLING = SamplingParams(temperature=1.2)

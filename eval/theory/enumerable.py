@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.drafters.base import Draft
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
-from models.decoding.verification.base import Block
-from models.target import Target
+from models.drafters.base import Draft
+from models.processors.block import BlockProcessor
+from models.sampling import SamplingParams, sample_from, transform_logits
+from models.target.model import Target
+from models.verification.base import Block
 
 MAX_TEXTS = 2**20  # a model of more texts than this is a mistake in the arguments, not a small world
 

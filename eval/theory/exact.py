@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from eval.theory.enumerable import EnumerableModel, every_draft
-from models.decoding.verification.base import total_variation
-from models.decoding.verification.token import LawRule, TokenRule, spend_budget
+from models.verification.base import total_variation
+from models.verification.token import LawRule, TokenRule, spend_budget
 
 ROUNDING = 1e-12  # float64, sums over a small vocabulary
 

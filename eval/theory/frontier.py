@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from eval.theory.enumerable import EnumerableModel
-from models.decoding.verification.base import total_variation
+from models.verification.base import total_variation
 
 # (value of w = 1 and of w = 0 at a place [M, N, 2]) -> w [M, N, 1], or one for all
 Choice = Callable[[Tensor, Tensor], Tensor | float]

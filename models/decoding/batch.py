@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.decoding.cache import RaggedCache
-from models.decoding.drafters.base import Drafter
-from models.decoding.rows import Row
+from ..cache.ragged import RaggedCache
+from ..drafters.base import Drafter
+from .rows import Row
 
 
 @dataclass

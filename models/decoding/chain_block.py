@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.cache import RaggedCache
-from models.decoding.counters import Timings
-from models.decoding.drafters.base import Draft
-from models.decoding.judge import Judge, Judgement
-from models.decoding.rows import Row
-from models.decoding.sampling import SamplingParams
-from models.decoding.target_pass import TargetPass, first_ill
+from ..cache.ragged import RaggedCache
+from ..drafters.base import Draft
+from ..processors.block import BlockProcessor
+from ..sampling import SamplingParams
+from .counters import Timings
+from .judge import Judge, Judgement
+from .rows import Row
+from .target_pass import TargetPass, first_ill
 
 
 @dataclass(frozen=True)

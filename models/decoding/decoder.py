@@ -21,25 +21,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.decoding.attention import packed_attention
-from models.decoding.batch import Batch, fill_holes, merged, pad_right
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.cache import RaggedCache
-from models.decoding.chain_block import ChainBlock
-from models.decoding.counters import Timings
-from models.decoding.drafters.base import BranchDrafter, Draft, Drafter, LayerReader
-from models.decoding.judge import Judge
-from models.decoding.length import FixedLength, Length
-from models.decoding.processors import Processors
-from models.decoding.rows import DecodeResult, GenerationParams, Row, TokenVerdict
-from models.decoding.stops import TokenBytes
-from models.decoding.target_pass import TargetPass
-from models.decoding.tree_block import TreeBlock
-from models.decoding.tree_judge import check_tree_rule
-from models.decoding.verification.base import Block, Rule, Verdict
-from models.decoding.verification.token import TokenVerification
-from models.target import Target
-from models.tokens import require_known
+from ..cache.attention import packed_attention
+from ..cache.ragged import RaggedCache
+from ..drafters.base import BranchDrafter, Draft, Drafter, LayerReader
+from ..processors.block import BlockProcessor
+from ..processors.prefix import Processors
+from ..target.model import Target
+from ..target.tokens import require_known
+from ..verification.base import Block, Rule, Verdict
+from ..verification.token import TokenVerification
+from .batch import Batch, fill_holes, merged, pad_right
+from .chain_block import ChainBlock
+from .counters import Timings
+from .judge import Judge
+from .length import FixedLength, Length
+from .rows import DecodeResult, GenerationParams, Row, TokenVerdict
+from .stops import TokenBytes
+from .target_pass import TargetPass
+from .tree_block import TreeBlock
+from .tree_judge import check_tree_rule
 
 # (index of the prompt, tokens emitted by a block, how each came to be)
 OnTokens = Callable[[int, list[int], list[TokenVerdict]], None]

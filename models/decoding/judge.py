@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.decoding.drafters.base import Draft
-from models.decoding.rows import Emission, Row, TokenLogprobs, TokenVerdict
-from models.decoding.sampling import SamplingParams, transform_logits
-from models.decoding.verification.base import Block, Rule, Verdict
-from models.decoding.verification.token import verify_greedy
+from ..drafters.base import Draft
+from ..sampling import SamplingParams, transform_logits
+from ..verification.base import Block, Rule, Verdict
+from ..verification.token import verify_greedy
+from .rows import Emission, Row, TokenLogprobs, TokenVerdict
 
 # What rounding could add to the sum of a block's distances stays within it.
 ALMOST_ONE = 1.0 - 2.0**-50

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from models.decoding.estimates import START_COST, KeepRates
+from ..drafters.estimates import START_COST, KeepRates
 
 # Drafted tokens that an estimate of how often they are kept remembers, and how many of them it still does when new
 # prompts come; blocks that the mean of what a length emits remembers, and blocks that the estimate from single places

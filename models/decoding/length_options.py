@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from models.decoding.drafters.base import Drafter
-from models.decoding.drafters.stop import CONFIDENCE, ENTROPY, DraftStop, with_stop
-from models.decoding.length import AdaptiveLength, FixedLength, Length
-from models.decoding.parameters import given_parameters
+from ..drafters.base import Drafter
+from ..drafters.stop import CONFIDENCE, ENTROPY, DraftStop, with_stop
+from ..parameters import given_parameters
+from .length import AdaptiveLength, FixedLength, Length
 
 FIXED, ADAPTIVE = "fixed", "adaptive"
 # kind -> what the bench says of K under it, and the options that are its parameters, all of them needed.

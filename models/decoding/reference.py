@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from models.decoding.processors import ProcessorParams, Processors
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
-from models.target import Target
+from ..processors.prefix import ProcessorParams, Processors
+from ..sampling import SamplingParams, sample_from, transform_logits
+from ..target.model import Target
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from models.decoding.counters import Counters
-from models.decoding.history import History
-from models.decoding.processors import ProcessorParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.stops import Detokenizer, FinishReason, StopChecker, TokenBytes
+from ..processors.history import History
+from ..processors.prefix import ProcessorParams
+from ..sampling import SamplingParams
+from .counters import Counters
+from .stops import Detokenizer, FinishReason, StopChecker, TokenBytes
 
 # How a token came to be: from the prompt's own pass; drafted and accepted; drafted, accepted, and lossless token
 # verification would have rejected it under the same random number; drawn in place of a rejected one; drawn from p after

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.decoding.cache import AttentionMasks, RaggedCache
-from models.target import Target
+from ..cache.ragged import AttentionMasks, RaggedCache
+from ..target.model import Target
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.cache import RaggedCache
-from models.decoding.counters import Timings
-from models.decoding.drafters.base import Branches
-from models.decoding.judge import Judgement
-from models.decoding.rows import Row
-from models.decoding.sampling import SamplingParams
-from models.decoding.target_pass import TargetPass
-from models.decoding.tree_entries import keep_path, lineage, tree_masks, tree_positions
-from models.decoding.tree_judge import along, judge_tree, parents_of
-from models.decoding.verification.base import Rule
+from ..cache.ragged import RaggedCache
+from ..cache.tree_entries import keep_path, lineage, tree_masks, tree_positions
+from ..drafters.base import Branches
+from ..processors.block import BlockProcessor
+from ..sampling import SamplingParams
+from ..verification.base import Rule
+from .counters import Timings
+from .judge import Judgement
+from .rows import Row
+from .target_pass import TargetPass
+from .tree_judge import along, judge_tree, parents_of
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.decoding.drafters.base import Branches
-from models.decoding.judge import Judgement, make_emissions, with_logprobs
-from models.decoding.rows import Row
-from models.decoding.sampling import SamplingParams, transform_logits
-from models.decoding.tree_entries import lineage
-from models.decoding.verification.base import Rule, Verdict
-from models.decoding.verification.blockwise import BlockVerification
-from models.decoding.verification.token import TokenVerification
-from models.decoding.verification.traversal import TraversalVerification
-from models.decoding.verification.tree import (
+from ..cache.tree_entries import lineage
+from ..drafters.base import Branches
+from ..sampling import SamplingParams, transform_logits
+from ..verification.base import Rule, Verdict
+from ..verification.blockwise import BlockVerification
+from ..verification.token import TokenVerification
+from ..verification.traversal import TraversalVerification
+from ..verification.tree import (
     DraftTree,
     MultiRound,
     TreeRule,
@@ -31,6 +29,8 @@ from models.decoding.verification.tree import (
     inner_index,
     verify_tree_greedy,
 )
+from .judge import Judgement, make_emissions, with_logprobs
+from .rows import Row
 
 # The rule for chains that was asked for -> those that do the same to trees, for siblings (distinct, independent).
 TREE_RULES: dict[type, tuple[type[TreeRule], type[TreeRule]]] = {

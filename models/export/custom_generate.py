@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 
-from models.checkpoint import heads_record, load_ensemble, load_heads
-from models.decoding.decoder import Decoder, OnTokens
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.rows import DecodeResult, GenerationParams
-from models.decoding.verification.base import Rule
-from models.decoding.verification.ensemble import DynamicEnsemble
-from models.export.generate_arguments import INSTEAD, read_criteria, read_processors
-from models.export.hf import fetch_folder
-from models.target import Target
+from ..checkpoint import heads_record, load_ensemble, load_heads
+from ..decoding.decoder import Decoder, OnTokens
+from ..decoding.rows import DecodeResult, GenerationParams
+from ..drafters.heads import HeadsDrafter
+from ..target.model import Target
+from ..verification.base import Rule
+from ..verification.ensemble import DynamicEnsemble
+from .generate_arguments import INSTEAD, read_criteria, read_processors
+from .hf import fetch_folder
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ def load_speculative(
     """What `custom_generate` takes, from a checkpoint's folder or a repository of the hub, for the model it is for.
 
     The model is frozen and set to eval mode. num_draft_tokens: K, default what the heads were trained for. verifier: a
-    rule of `models.decoding.verification`, default lossless; ensemble: the folder of a trained one instead. ValueError
+    rule of `models.verification`, default lossless; ensemble: the folder of a trained one instead. ValueError
     for another model than the heads', and as `fetch_folder`, `load_heads` and `load_ensemble`.
     """
     if verifier is not None and ensemble is not None:

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.checkpoint import write_files
-from models.export.eagle3_served import ServedEagle3, read_sglang, read_speculators
-from models.heads.eagle3 import Eagle3Head
-from models.target import PROBE_TOLERANCE
+from ..checkpoint import write_files
+from ..heads.eagle3 import Eagle3Head
+from ..target.model import PROBE_TOLERANCE
+from .eagle3_served import ServedEagle3, read_sglang, read_speculators
 
 SPECULATORS_VERSION = "0.9.0"
 PROBE_TOKENS = 12

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors
-from models.target import Target
+from ..checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors
+from ..target.model import Target
 
 NUM_READS = 3
 SIZES = (

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 from transformers.generation import stopping_criteria as hf_stopping
 
-from models.decoding.processors import ProcessorParams
-from models.decoding.sampling import SamplingParams
+from ..processors.prefix import ProcessorParams
+from ..sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,8 +12,8 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_config, write_files
-from models.heads import DraftHead
+from ..checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_config, write_files
+from ..heads import DraftHead
 
 CARD_NAME = "README.md"
 CARD = """\

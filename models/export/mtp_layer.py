@@ -39,9 +39,9 @@ from torch import Tensor
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors, write_files
-from models.heads.mtp import MTPHead
-from models.target import Target
+from ..checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors, write_files
+from ..heads.mtp import MTPHead
+from ..target.model import Target
 
 ARCHITECTURE = "MiMoForCausalLM"
 # Families whose layers are Qwen2's in all but biases, and whose served hidden states come behind the final norm.

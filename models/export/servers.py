@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from models.checkpoint import load_heads, read_config
-from models.export.eagle3 import export_sglang, export_speculators
-from models.export.hf import export_hf
-from models.export.mtp_layer import VLLM_OVERRIDES, export_mtp
-from models.export.vllm import export_medusa
-from models.heads.base import DraftHead
-from models.heads.eagle3 import Eagle3Head
-from models.heads.medusa import MedusaHeads
-from models.heads.mtp import MTPHead
-from models.target import Target
+from ..checkpoint import load_heads, read_config
+from ..heads.base import DraftHead
+from ..heads.eagle3 import Eagle3Head
+from ..heads.medusa import MedusaHeads
+from ..heads.mtp import MTPHead
+from ..target.model import Target
+from .eagle3 import export_sglang, export_speculators
+from .hf import export_hf
+from .mtp_layer import VLLM_OVERRIDES, export_mtp
+from .vllm import export_medusa
 
 VLLM, SGLANG, HF = "vllm", "sglang", "hf"
 SERVERS = (VLLM, SGLANG, HF)

@@ -29,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors, write_files
-from models.heads.medusa import MedusaHeads
+from ..checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_object, read_tensors, write_files
+from ..heads.medusa import MedusaHeads
 
 PROBE_STATES = 8
 NUM_ROUNDINGS = 4

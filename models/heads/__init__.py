@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from models.heads.base import DraftHead, HeadOptions
-from models.heads.eagle3 import Eagle3Head
-from models.heads.hydra import HydraHeads
-from models.heads.medusa import MedusaHeads
-from models.heads.mtp import MTPHead
-from models.target import Target
+from ..target.model import Target
+from .base import DraftHead, HeadOptions
+from .eagle3 import Eagle3Head
+from .hydra import HydraHeads
+from .medusa import MedusaHeads
+from .mtp import MTPHead
 
 HEAD_KINDS: dict[str, type[DraftHead]] = {
     "medusa": MedusaHeads,

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.target import Target
+from ..target.model import Target
 
 
 @dataclass

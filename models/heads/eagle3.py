@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
 
-from models.decoding.cache import RaggedCache
-from models.heads.base import HeadOptions
-from models.heads.eagle3_start import guess_linearly, write_attention
-from models.heads.recursive import RecursiveHead, RMSNorm
-from models.target import Target
+from ..cache.ragged import RaggedCache
+from ..target.model import Target
+from .base import HeadOptions
+from .eagle3_start import guess_linearly, write_attention
+from .recursive import RecursiveHead, RMSNorm
 
 NUM_READS = 3
 # Fewest layers of which vLLM's default picks three rising ones.

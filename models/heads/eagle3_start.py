@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig
 
-from models.target import Target
+from ..target.model import Target
 
 # Ridge of each feature, relative to its mean square: a few features of a residual stream are huge.
 RIDGE = 1e-3

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, below, last_kept, tokens_after
-from models.target import Target
+from ..target.model import Target
+from .base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, below, last_kept, tokens_after
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept
-from models.target import Target
+from ..target.model import Target
+from .base import DraftHead, HeadOptions, HeadState, all_bases, at_bases, last_kept
 
 
 @dataclass

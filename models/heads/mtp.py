@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from models.decoding.cache import RaggedCache
-from models.heads.base import HeadOptions
-from models.heads.recursive import RecursiveHead, RMSNorm
-from models.placement import plain_copy
-from models.target import Target
+from ..cache.ragged import RaggedCache
+from ..target.model import Target
+from ..target.placement import plain_copy
+from .base import HeadOptions
+from .recursive import RecursiveHead, RMSNorm
 
 # Size of the embedding's part in the first layer's input, relative to the state's.
 EMBEDDING_SHARE = 0.3

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig
 
-from models.decoding.cache import RaggedCache
-from models.decoding.tree_entries import tree_masks, tree_positions
-from models.heads.base import DraftHead, HeadState, all_bases, at_bases, below, last_kept, tokens_after
+from ..cache.ragged import RaggedCache
+from ..cache.tree_entries import tree_masks, tree_positions
+from .base import DraftHead, HeadState, all_bases, at_bases, below, last_kept, tokens_after
 
 
 @dataclass

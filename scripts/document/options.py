@@ -19,21 +19,21 @@ from omegaconf import MISSING, OmegaConf
 
 import eval.theory.__main__ as theory
 from eval import bench, pareto, verification_cost
-from models.decoding.drafters.options import DrafterOptions
+from eval.rewards.loading import RewardOptions
 from models.decoding.length_options import LengthOptions
-from models.decoding.verification.options import VerifierOptions
+from models.drafters.options import DrafterOptions
 from models.heads import HeadOptions
-from models.target import TargetOptions
+from models.target.model import TargetOptions
+from models.verification.options import VerifierOptions
 from rl import diversed
-from rl.rewards.loading import RewardOptions
 from scripts import export, generate
 from scripts.document.meanings import description, docstring_meanings, yaml_comments
 from scripts.document.tables import flat, rows_of, shown, type_name, typed
 from train import draft, mtp, regenerate, sft
-from train.data import DataOptions
-from train.losses import LossOptions
-from train.presets import CONF, preset_names
-from train.trainer import TrainerOptions
+from train.data.prompts import DataOptions
+from train.heads.losses import LossOptions
+from train.heads.trainer import TrainerOptions
+from train.runtime.presets import CONF, preset_names
 
 # Commands that take options as Hydra overrides: the file of conf/ -> its module and its schema.
 COMMANDS: dict[str, tuple[Any, type]] = {

@@ -26,7 +26,7 @@ def give_ours(work: Path, checkpoint: Path, model: str) -> None:
     from models.checkpoint import load_heads
     from models.export.eagle3 import export_speculators
     from models.heads.eagle3 import Eagle3Head
-    from models.target import load_target
+    from models.target.model import load_target
     from scripts.generate import find_target
 
     target = load_target(replace(find_target(model), dtype="float32"))

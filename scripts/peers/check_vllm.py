@@ -36,11 +36,11 @@ def decode_ours(work: Path, checkpoint: Path) -> None:
     from models.checkpoint import load_heads
     from models.decoding.counters import add_up
     from models.decoding.decoder import Decoder
-    from models.decoding.drafters.heads import HeadsDrafter
     from models.decoding.rows import GenerationParams
-    from models.target import load_target
+    from models.drafters.heads import HeadsDrafter
+    from models.target.model import load_target
     from scripts.generate import find_target
-    from train.data import Prompt, render_prompt
+    from train.data.prompts import Prompt, render_prompt
 
     target = load_target(replace(find_target("smollm2"), dtype="float32"))
     head = load_heads(checkpoint, target)

@@ -21,11 +21,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from transformers import PrinterCallback
 
-import eval.pairs
+import eval.frontier.pairs
 from rl import diversed
 from tests.docs.pages import Command
-from train import testbed
-from train.prompts import stdlib
+from train.data import testbed
+from train.data.sources import stdlib
 
 FEW_STEPS = (
     "trainer.max_steps=2",
@@ -119,7 +119,7 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything happens in this folder, with a testbed of a few thousand weights; errors come with their traceback."""
     default = testbed.TestbedOptions()
     small = testbed.TestbedOptions(replace(default.target, **TINY_SCHOOL), replace(default.draft, **TINY_SCHOOL))
-    for module in (diversed, eval.pairs):
+    for module in (diversed, eval.frontier.pairs):
         monkeypatch.setattr(module, "ensure_testbed", partial(testbed.ensure_testbed, options=small))
     read = stdlib.load
     monkeypatch.setattr(stdlib, "load", lambda seed, share, path=None: read(seed, share, path or some_library(folder)))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from models.tiny import make_tiny_target
+from models.target.tiny import make_tiny_target
 from tests.docs.pages import MARKS, PAGES, ROOT, Command, commands_of, read_blocks, read_commands
 from tests.docs.running import SMALL, in_folder, run_module, shrink
 

@@ -16,8 +16,8 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 from scripts.document.options import COMMANDS
 from tests.docs.pages import INERT, LAUNCHERS, MARKS, PAGES, ROOT, Command, commands_of, read_blocks, read_commands
 from tests.docs.running import WITH_PARSER
-from train.config import checked
-from train.presets import CONF
+from train.runtime.config import checked
+from train.runtime.presets import CONF
 
 MODULES = {module.__name__: (name, schema) for name, (module, schema) in COMMANDS.items()}
 # Hydra's own flags, which the override parser does not know.

@@ -16,13 +16,13 @@ from hydra.errors import ConfigCompositionException
 import eval.bench
 from eval.bench import BenchConfig, draft_token_counts, run_bench
 from models.checkpoint import save_heads
-from models.decoding.drafters.options import NONE
+from models.drafters.options import NONE
 from models.heads import HeadOptions, build_head
-from models.tiny import make_tiny_target
+from models.target.tiny import make_tiny_target
 from tests.drafters import WITHOUT_CHECKPOINT
-from train.config import checked
-from train.presets import CONF
-from train.prompts.seen import seen_record
+from train.data.sources.seen import seen_record
+from train.runtime.config import checked
+from train.runtime.presets import CONF
 
 ROOT = CONF.parent
 

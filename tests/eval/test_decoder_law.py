@@ -16,18 +16,18 @@ from eval.theory.enumerable import EnumerableModel, TableDrafter, from_target
 from eval.theory.exact import decode_exactly
 from models.decoding.decoder import Decoder
 from models.decoding.rows import DecodeResult, GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.base import Rule
-from models.decoding.verification.blockwise import BlockVerification
-from models.decoding.verification.cascades import SpeculativeCascade
-from models.decoding.verification.ensemble import StaticEnsemble
-from models.decoding.verification.fly import FLy
-from models.decoding.verification.lenience import Lenience
-from models.decoding.verification.mentored import MentoredDecoding
-from models.decoding.verification.thresholds import ProbabilityGap, ThresholdSampling, TypicalAcceptance
-from models.decoding.verification.token import TokenRule, TokenVerification
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from models.verification.base import Rule
+from models.verification.blockwise import BlockVerification
+from models.verification.cascades import SpeculativeCascade
+from models.verification.ensemble import StaticEnsemble
+from models.verification.fly import FLy
+from models.verification.lenience import Lenience
+from models.verification.mentored import MentoredDecoding
+from models.verification.thresholds import ProbabilityGap, ThresholdSampling, TypicalAcceptance
+from models.verification.token import TokenRule, TokenVerification
 
 VOCAB_SIZE = 5
 NUM_TOKENS = 4

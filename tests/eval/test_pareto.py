@@ -15,16 +15,16 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 
-import eval.pairs
+import eval.frontier.pairs
 import eval.pareto
 from eval.pareto import ParetoConfig, run_pareto
 from models.checkpoint import heads_record, model_record, save_ensemble, save_heads
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.tiny import make_tiny_target
-from train.config import checked
-from train.presets import CONF
-from train.prompts.seen import seen_record
+from models.target.tiny import make_tiny_target
+from train.data.sources.seen import seen_record
+from train.runtime.config import checked
+from train.runtime.presets import CONF
 
 ROOT = CONF.parent
 REWARD = """
@@ -295,7 +295,7 @@ MISTAKES = [
 def test_mistakes_stop_before_a_model_loads(
     words: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eval.pairs, "load_target", lambda options: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(eval.frontier.pairs, "load_target", lambda options: pytest.fail("a model was loaded"))
     words = [word.replace("HEADS", str(folder / "heads")) for word in words]
     words = [word.replace("ENSEMBLE", str(folder / "for_model")) for word in words]
     base = ["+model=tiny", "drafter=model"]

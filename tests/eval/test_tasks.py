@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from eval.tasks import COMPLETION, make_groups
-from models.tiny import make_tiny_tokenizer
-from train.data import DataOptions, load_prompts, render_prompt
-from train.prompts.instructions import heldout_entities
+from models.target.tiny import make_tiny_tokenizer
+from train.data.prompts import DataOptions, load_prompts, render_prompt
+from train.data.sources.instructions import heldout_entities
 
 LENGTHS = {"short": 4, "long": 32}
 TOKENIZER = make_tiny_tokenizer()

@@ -20,15 +20,15 @@ from eval.theory import __main__ as command
 from eval.theory import enumerable, exact, frontier
 from models.decoding.decoder import Decoder
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
-from models.decoding.verification.base import Block, Rule
-from models.decoding.verification.blockwise import BlockVerification
-from models.decoding.verification.ensemble import StaticEnsemble
-from models.decoding.verification.lenience import Lenience
-from models.decoding.verification.thresholds import ThresholdSampling
-from models.tiny import make_tiny_target
-from tests.models.decoding.verification import sequences
-from tests.models.decoding.verification.enumeration import EXACT, Text, fails
+from models.sampling import SamplingParams, sample_from, transform_logits
+from models.target.tiny import make_tiny_target
+from models.verification.base import Block, Rule
+from models.verification.blockwise import BlockVerification
+from models.verification.ensemble import StaticEnsemble
+from models.verification.lenience import Lenience
+from models.verification.thresholds import ThresholdSampling
+from tests.models.verification import sequences
+from tests.models.verification.enumeration import EXACT, Text, fails
 
 SOLVED = 1e-9  # linprog's own tolerances are 1e-7 on the constraints of much larger problems
 MODULES = ("enumerable", "exact", "frontier")

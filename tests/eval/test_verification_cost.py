@@ -8,10 +8,10 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from eval.verification_cost import Blocks, Cost, CostConfig, measure_costs, render, run_costs
-from models.decoding.verification.options import RULES
-from models.tiny import make_tiny_target
-from train.config import checked
-from train.presets import CONF
+from models.target.tiny import make_tiny_target
+from models.verification.options import RULES
+from train.runtime.config import checked
+from train.runtime.presets import CONF
 
 
 def configure(*overrides: str) -> CostConfig:

@@ -83,7 +83,7 @@ def main() -> None:
         for name in ("HF_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             os.environ.pop(name, None)
         # Not before: the hub's client reads its settings when it is imported.
-        from models.target import TargetOptions, load_target
+        from models.target.model import TargetOptions, load_target
 
         found = {}
         for name in sys.argv[2:]:

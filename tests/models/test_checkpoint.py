@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from models import checkpoint as checkpoint_module
 from models.checkpoint import load_heads, read_config, save_heads
 from models.heads import HEAD_KINDS, DraftHead, HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 
 DRAFT_VOCAB = torch.arange(3, 120, 2)
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from models import checkpoint
 from models.ensemble import KINDS, EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from tests.planting import blank_module
 
 REAL = SimpleNamespace(**vars(checkpoint))
 DRAFTER = {"kind": "model", "name": "small", "fingerprint": "0123456789abcdef"}
@@ -256,7 +257,7 @@ def test_planted_fault_is_caught(fault: str, target: Target, tmp_path: Path, mon
     right, wrong = PLANTED[fault]
     source = inspect.getsource(checkpoint)
     assert right in source, f"the planted fault no longer matches the code: {right}"
-    module = ModuleType("faulty_checkpoint")
+    module = blank_module("faulty_checkpoint", checkpoint.__package__)
     monkeypatch.setitem(sys.modules, "faulty_checkpoint", module)
     exec(compile(source.replace(right, wrong, 1), "faulty checkpoint", "exec"), module.__dict__)
     code = SimpleNamespace(**vars(module))

@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from models import ensemble
 from models.decoding.decoder import BlockRecord, Decoder
-from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.base import Block
-from models.decoding.verification.ensemble import DynamicEnsemble, StaticEnsemble
+from models.drafters.heads import HeadsDrafter
 from models.ensemble import KINDS, EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.tiny import make_tiny_target
-from tests.models.decoding.verification.enumeration import fails
+from models.sampling import SamplingParams
+from models.target.tiny import make_tiny_target
+from models.verification.base import Block
+from models.verification.ensemble import DynamicEnsemble, StaticEnsemble
+from tests.models.verification.enumeration import fails
+from tests.planting import blank_module
 
 REAL = SimpleNamespace(**vars(ensemble))
 DRAFT_SIZE, TARGET_SIZE, VOCAB = 6, 4, 5
@@ -241,7 +242,7 @@ def test_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     right, wrong = PLANTED[fault]
     source = inspect.getsource(ensemble)
     assert right in source, f"the planted fault no longer matches the code: {right}"
-    module = ModuleType("faulty_ensemble")
+    module = blank_module("faulty_ensemble", ensemble.__package__)
     monkeypatch.setitem(sys.modules, "faulty_ensemble", module)
     exec(compile(source.replace(right, wrong, 1), "faulty ensemble", "exec"), module.__dict__)
     code = SimpleNamespace(**vars(module))

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from models.tiny import make_tiny_target
-from train.presets import CONF
+from models.target.tiny import make_tiny_target
+from train.runtime.presets import CONF
 
 ROOT = CONF.parent
 LOAD = """
-from models.target import TargetOptions, load_target
+from models.target.model import TargetOptions, load_target
 try:
     target = load_target(TargetOptions(name="me/tiny", dtype="float32", device="cpu"))
     print("loaded", target.fingerprint())

@@ -14,8 +14,8 @@ from models import files
 from models.checkpoint import CONFIG_NAME, WEIGHTS_NAME, heads_record, load_heads, read_config, save_heads
 from models.files import NEXT, finish_save, new_files, whole_folder
 from models.heads import HeadOptions, build_head
-from models.target import TargetOptions, load_target
-from models.tiny import make_tiny_target
+from models.target.model import TargetOptions, load_target
+from models.target.tiny import make_tiny_target
 
 STEPS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "ctypes.dlsym", "os.fsync", "renameat2")
 KILLED = 9

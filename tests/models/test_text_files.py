@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.template import read_template
+from models.target.template import read_template
 from models.text_files import decode, find_surrogate, numbered_lines, plain_name, read_text, require_words, tolerate
 
 

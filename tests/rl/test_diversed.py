@@ -19,29 +19,29 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 from transformers import PrinterCallback
 
+from eval.rewards.loading import RewardOptions
 from models.checkpoint import load_ensemble, save_heads
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter
+from models.drafters.heads import HeadsDrafter
+from models.drafters.model import ModelDrafter
 from models.heads import HeadOptions as DraftHeadOptions
 from models.heads import build_head
-from models.target import TargetOptions, load_target
-from models.tiny import make_tiny_target
+from models.target.model import TargetOptions, load_target
+from models.target.tiny import make_tiny_target
 from rl import diversed as diversed_module
 from rl.diversed import DiversedConfig, DrafterOptions, HeadOptions, check_options, train_verifier
 from rl.floor import CollapseOptions, FloorOptions
 from rl.options import RLOptions
 from rl.prompts import load_datasets, to_dataset
 from rl.resume import STATE_NAME
-from rl.rewards.loading import RewardOptions
 from tests.train.copies import copy_run, pin_best
 from tests.train.interrupts import interrupt_at
-from train import testbed
-from train.config import INTERRUPTED, checked
-from train.data import DataOptions, Prompt
-from train.presets import CONF
-from train.prompts.record import content_of
-from train.prompts.seen import fingerprint, seen_in
-from train.reward_rows import reward_rows
+from train.data import testbed
+from train.data.prompts import DataOptions, Prompt
+from train.data.reward_rows import reward_rows
+from train.data.sources.record import content_of
+from train.data.sources.seen import fingerprint, seen_in
+from train.runtime.config import INTERRUPTED, checked
+from train.runtime.presets import CONF
 
 MAX_STEPS = 6
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl import policy
 from rl.policy import PolicyOptions
-from tests.models.decoding.verification.enumeration import fails
+from tests.models.verification.enumeration import fails
 from tests.rl.worlds import (
     EXACT,
     FREE_OF_VERDICTS,

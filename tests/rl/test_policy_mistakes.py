@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from models.decoding.decoder import BlockRecord, Decoder
-from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.ensemble import StaticEnsemble
+from models.drafters.heads import HeadsDrafter
 from models.heads import HeadOptions, build_head
-from models.tiny import make_tiny_target
+from models.sampling import SamplingParams
+from models.target.tiny import make_tiny_target
+from models.verification.ensemble import StaticEnsemble
 from rl import policy
 from rl.policy import PolicyOptions
 from tests.rl.worlds import (

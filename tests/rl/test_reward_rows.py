@@ -15,18 +15,18 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eval.questions import load_questions
-from eval.rewards import Reward
-from models.tiny import make_tiny_tokenizer
+from eval.frontier.questions import load_questions
+from eval.rewards.asking import Reward
+from eval.rewards.loading import ARGUMENTS
+from models.target.tiny import make_tiny_tokenizer
 from rl.prompts import load_datasets, to_dataset
-from rl.rewards.loading import ARGUMENTS
 from rl.trainer import DiversedTrainer
 from rl.trl_parts import checked_reward
 from tests.rl.test_trainer import make_trainer
-from train.data import DataOptions, Prompt, load_prompts
-from train.prompts import hub
-from train.prompts.jsonl import OWN_COLUMNS
-from train.reward_rows import RESERVED, reward_rows
+from train.data.prompts import DataOptions, Prompt, load_prompts
+from train.data.reward_rows import RESERVED, reward_rows
+from train.data.sources import hub
+from train.data.sources.jsonl import OWN_COLUMNS
 
 TOKENIZER = make_tiny_tokenizer()
 NUM_TRAIN, NUM_HELDOUT = 2, 2

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Drafter
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter
-from models.decoding.processors import ProcessorParams
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
+from models.drafters.base import Drafter
+from models.drafters.heads import HeadsDrafter
+from models.drafters.model import ModelDrafter
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.processors.prefix import ProcessorParams
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 from rl import rollout as rollout_module
 from rl.rollout import (
     FixedWeight,

@@ -26,8 +26,8 @@ from rl.policy import PolicyOptions, PolicyStats, VerifiedTokens, baselines, log
 from rl.resume import require_same_batch
 from rl.rollout import Rollout
 from rl.sharing import deal, piece, require_same_options
-from train.presets import CONF
-from train.ranks import told_of_lost_peers
+from train.runtime.presets import CONF
+from train.runtime.ranks import told_of_lost_peers
 
 # Sums of the same float64 numbers in another order.
 EXACT = 1e-12

@@ -20,12 +20,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from transformers import PrinterCallback
 
-import eval.pairs
+import eval.frontier.pairs
 from eval import pareto
 from rl import diversed
 from rl.diversed import check_metric
-from train import testbed
-from train.presets import CONF
+from train.data import testbed
+from train.runtime.presets import CONF
 
 LAMBDAS = (0.01, 0.1, 1.0, 10.0)
 SIZE = {"hidden_size": 16, "num_heads": 2, "num_layers": 1, "max_steps": 3}
@@ -57,7 +57,7 @@ def _small_testbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """In a folder of its own, without W&B's network and account."""
     default = testbed.TestbedOptions()
     small = testbed.TestbedOptions(replace(default.target, **SIZE), replace(default.draft, **SIZE))
-    for module in (diversed, eval.pairs):
+    for module in (diversed, eval.frontier.pairs):
         monkeypatch.setattr(module, "ensure_testbed", partial(testbed.ensure_testbed, options=small))
     monkeypatch.setattr(PrinterCallback, "on_log", lambda *args, **kwargs: None)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -116,7 +116,7 @@ def test_multirun_into_one_plot(
 def test_pattern_without_a_finished_head(tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
     with pytest.raises(ValueError, match=r"no folder that matches '.*\*' holds a finished head, of 1 there"):
-        eval.pairs.name_checkpoints([f"{tmp_path}/*"])
+        eval.frontier.pairs.name_checkpoints([f"{tmp_path}/*"])
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from torch import Tensor
 from transformers import PrinterCallback, TrainerCallback
 
 from models.checkpoint import heads_record, load_ensemble, model_record, save_heads
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter
+from models.drafters.heads import HeadsDrafter
+from models.drafters.model import ModelDrafter
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 from rl import measuring
 from rl import trainer as trainer_module
 from rl.floor import CollapseAlarm, CollapseOptions, FloorOptions, RewardFloor, RunState

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoding.verification.base import Block
-from models.decoding.verification.ensemble import DynamicEnsemble
+from models.verification.base import Block
+from models.verification.ensemble import DynamicEnsemble
 from rl.policy import PolicyOptions
-from tests.models.decoding.verification.enumeration import cells, cumulated
+from tests.models.verification.enumeration import cells, cumulated
 from tests.rl.worlds import EOS, EXACT, THETA, UNCLIPPED, WORLDS, Event, World, gap
 
 

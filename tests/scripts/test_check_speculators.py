@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from models.checkpoint import save_heads
 from models.export.eagle3_served import read_speculators
 from models.heads import HeadOptions, build_head
-from models.target import Target, TargetOptions, load_target
-from models.tiny import make_tiny_target
+from models.target.model import Target, TargetOptions, load_target
+from models.target.tiny import make_tiny_target
 from scripts.peers import check_speculators
 from scripts.peers.check_speculators import ASKED, EXPORTED, OURS, TEXT_TOKENS, THEIRS, main
 

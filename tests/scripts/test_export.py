@@ -14,7 +14,7 @@ from models.export.mtp_layer import read_mtp
 from models.export.servers import REFUSALS, SERVERS
 from models.export.vllm import read_medusa
 from models.heads import HEAD_KINDS, HeadOptions, build_head
-from models.tiny import make_tiny_target
+from models.target.tiny import make_tiny_target
 from scripts.export import main
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from models.checkpoint import heads_record, save_ensemble, save_heads
-from models.decoding.drafters.options import NONE
-from models.decoding.verification.options import RULES, make_rule
+from models.drafters.options import NONE
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HeadOptions, build_head
-from models.tiny import make_tiny_target, make_tiny_tokenizer
+from models.target.tiny import make_tiny_target, make_tiny_tokenizer
+from models.verification.options import RULES, make_rule
 from scripts.generate import GREEN, RESET, YELLOW, Printer, find_target, find_verifier, main, wants_colour
 from tests.drafters import WITHOUT_CHECKPOINT
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from models.decoding.decoder import Decoder
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.target import Target
+from models.sampling import SamplingParams
+from models.target.model import Target
 
 # Given a request's body and its reply: another reply, bytes as they are, a status, or None to drop the connection.
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from train.checkpoints import BEST, STATE_NAME, newest_first
+from train.runtime.checkpoints import BEST, STATE_NAME, newest_first
 
 
 def copy_run(old: Path, new: Path, then: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.trainer import GuardGradients
+from train.heads.trainer import GuardGradients
 
 
 def interrupt_at(

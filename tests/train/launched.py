@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from train.presets import CONF
+from train.runtime.presets import CONF
 
 NUM_TRAIN = 161  # no number of whole steps: the last one of an epoch has few examples
 NUM_HELDOUT = 6

@@ -12,22 +12,22 @@ import torch
 from safetensors.torch import load_file
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.model import load_model_drafter
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
-from models.target import TargetOptions, load_target
+from models.drafters.model import load_model_drafter
+from models.target.model import TargetOptions, load_target
 from tests.train.interrupts import interrupt_at
-from train import distill_trainer as trainer_module
 from train import draft as draft_module
-from train.answers import AnswerOptions, read_answers
-from train.config import INTERRUPTED
-from train.data import DataOptions
-from train.distill import DistillOptions, distill_loss
-from train.distill_cut import CutOptions
+from train.answers.answers import AnswerOptions, read_answers
+from train.data.prompts import DataOptions
+from train.distill import trainer as trainer_module
+from train.distill.cut import CutOptions
+from train.distill.lora import LoraOptions
+from train.distill.losses import DistillOptions, distill_loss
 from train.draft import RECORD, DraftConfig, PathOptions, train_draft
-from train.hidden_cache import CacheOptions
-from train.lora import LoraOptions
-from train.trainer import TrainerOptions
+from train.heads.hidden_cache import CacheOptions
+from train.heads.trainer import TrainerOptions
+from train.runtime.config import INTERRUPTED
 
 MAX_STEPS = 8
 # Adam's first step is the gradient's sign: a rounding error of a tiny gradient may turn it, by this much.

@@ -16,27 +16,27 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from models.checkpoint import load_heads
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.rows import GenerationParams
+from models.drafters.heads import HeadsDrafter
 from models.heads import HEAD_KINDS, HeadOptions
-from models.target import TargetOptions, load_target
+from models.target.model import TargetOptions, load_target
 from tests.models.decoding.scripted import random_prompts
 from tests.train.copies import copy_run, pin_best
 from tests.train.interrupts import interrupt_at
-from train import answers as answers_module
-from train import hidden_cache as hidden_cache_module
 from train import mtp as mtp_module
-from train import trainer as trainer_module
-from train.acceptance import NUM_RANKS
-from train.answers import AnswerOptions
-from train.config import INTERRUPTED
-from train.data import DataOptions
-from train.hidden_cache import CacheOptions
-from train.losses import HeadLoss, LossOptions, supervised_loss
+from train.answers import answers as answers_module
+from train.answers.answers import AnswerOptions
+from train.data.prompts import DataOptions
+from train.heads import hidden_cache as hidden_cache_module
+from train.heads import trainer as trainer_module
+from train.heads.acceptance import NUM_RANKS
+from train.heads.hidden_cache import CacheOptions
+from train.heads.losses import HeadLoss, LossOptions, supervised_loss
+from train.heads.trainer import GuardGradients, HeadTrainer, TrainerOptions
 from train.mtp import MTPConfig, PathOptions, train_heads
-from train.resume import MarkWhole
-from train.shards import MANIFEST
-from train.trainer import GuardGradients, HeadTrainer, TrainerOptions
+from train.runtime.config import INTERRUPTED
+from train.runtime.resume import MarkWhole
+from train.runtime.shards import MANIFEST
 
 MAX_STEPS = 8
 NUM_PROMPTS = 30

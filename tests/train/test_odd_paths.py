@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from models.checkpoint import read_config
-from models.tiny import make_tiny_target
+from models.target.tiny import make_tiny_target
 from tests.docs.running import SMALL, in_folder, run_module
-from train.option_errors import quoted
+from train.runtime.option_errors import quoted
 
 NAMES = ("내 결과 하나", "a=b, (c) 'd' $HOME #1 [x] ~")
 LOCAL_MODEL = "모델 하나, v=1"

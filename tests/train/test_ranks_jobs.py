@@ -28,8 +28,8 @@ from tests.train.launched import (
     torchrun,
     words,
 )
-from train.checkpoints import last_whole
-from train.resume import MARK
+from train.runtime.checkpoints import last_whole
+from train.runtime.resume import MARK
 
 # A launcher looks at its processes every tenth of a second, and gives the others time to end.
 PROMPTLY_S = 30.0

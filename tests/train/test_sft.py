@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PrinterCallback
 
-from models.target import Target, TargetOptions, load_target
+from models.target.model import Target, TargetOptions, load_target
 from tests.train.interrupts import interrupt_at
 from train import sft as sft_module
-from train.config import INTERRUPTED
-from train.data import DataOptions, Prompt, load_prompts, render_example
-from train.lora import LoraOptions
+from train.data.prompts import DataOptions, Prompt, load_prompts, render_example
+from train.distill.lora import LoraOptions
+from train.runtime.config import INTERRUPTED
 from train.sft import IGNORED, SFTOptions, SFTRunConfig, make_trainer, tune
 
 MAX_STEPS = 6

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.tiny import make_tiny_target
-from train.answers import AnswerOptions, answer_prompts, read_answers, write_answers
-from train.data import DataOptions, load_prompts
-from train.prompts import hub
-from train.prompts.record import Prompt, halve, hash_split, loosened
-from train.prompts.seen import fingerprint, leave_out, one_split_each, seen_in, seen_record
-from train.texts import load_texts
+from models.target.tiny import make_tiny_target
+from train.answers.answers import AnswerOptions, answer_prompts, read_answers, write_answers
+from train.data.prompts import DataOptions, load_prompts
+from train.data.sources import hub
+from train.data.sources.record import Prompt, halve, hash_split, loosened
+from train.data.sources.seen import fingerprint, leave_out, one_split_each, seen_in, seen_record
+from train.data.texts import load_texts
 
 # Words that are alike but for case, width and accents' form, and spaces between them.
 WORDS = st.sampled_from(["Add", "add", "ADD", "two", "Two", "three", "caf\u00e9", "cafe\u0301", "\uff12", "2", "four"])

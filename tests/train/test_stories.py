@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from train.data import DataOptions, load_prompts
-from train.prompts import stories
-from train.prompts.record import Prompt
+from train.data.prompts import DataOptions, load_prompts
+from train.data.sources import stories
+from train.data.sources.record import Prompt
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from eval.questions import task_name
+from eval.frontier.questions import task_name
 from models.files import write_text
 from tests.models.test_text_files import COMPRESSIONS
-from train.answers import Answer, write_answers
-from train.data import DataOptions, Prompt, load_prompts
+from train.answers.answers import Answer, write_answers
+from train.data.prompts import DataOptions, Prompt, load_prompts
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"안녕 {n}", "x": {"a": n}} for n in range(20)]

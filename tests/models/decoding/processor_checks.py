@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from models.decoding.block_processor import BlockProcessor
-from models.tiny import make_tiny_target
+from models.processors.block import BlockProcessor
+from models.target.tiny import make_tiny_target
 
 VOCAB = 24
 COMMON = 9  # what texts are mostly made of, so that tokens and n-grams come again

@@ -14,8 +14,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.processors import Processors
+from models.processors.block import BlockProcessor
+from models.processors.prefix import Processors
 from tests.models.decoding.processor_checks import EOS, VOCAB, Pull, other_parity, parity_mask
 
 TOKENS = st.integers(0, 5)  # few, so that tokens and n-grams come again

@@ -14,27 +14,27 @@ from typing import Any
 import torch
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Drafter
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.hybrid import HybridDrafter
-from models.decoding.drafters.lookahead import LookaheadDrafter
-from models.decoding.drafters.model import ModelDrafter
-from models.decoding.drafters.ngram import NgramDrafter
-from models.decoding.drafters.suffix import SuffixDrafter
-from models.decoding.drafters.tree import DynamicTreeDrafter, StaticTreeDrafter
-from models.decoding.drafters.universal import make_universal
-from models.decoding.processors import ProcessorParams
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.base import Rule
-from models.decoding.verification.ensemble import DynamicEnsemble
-from models.decoding.verification.options import RULES, VerifierOptions, make_rule
+from models.drafters.base import Drafter
+from models.drafters.heads import HeadsDrafter
+from models.drafters.hybrid import HybridDrafter
+from models.drafters.model import ModelDrafter
+from models.drafters.text.lookahead import LookaheadDrafter
+from models.drafters.text.ngram import NgramDrafter
+from models.drafters.text.suffix import SuffixDrafter
+from models.drafters.tree import DynamicTreeDrafter, StaticTreeDrafter
+from models.drafters.universal import make_universal
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.heads import HEAD_KINDS, DraftHead, HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
-from tests.models.decoding.drafters.universal.vocabularies import make_toy_draft, make_toy_target
+from models.processors.prefix import ProcessorParams
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from models.verification.base import Rule
+from models.verification.ensemble import DynamicEnsemble
+from models.verification.options import RULES, VerifierOptions, make_rule
 from tests.models.decoding.scripted import random_prompts
+from tests.models.drafters.universal.vocabularies import make_toy_draft, make_toy_target
 
 FILE = Path(__file__).with_name("recorded.json")
 K = 4

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.drafters.base import Draft
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
-from models.target import Target
+from models.drafters.base import Draft
+from models.processors.block import BlockProcessor
+from models.sampling import SamplingParams, sample_from, transform_logits
+from models.target.model import Target
 
 HIDDEN_TOLERANCE = 2e-4  # float32 hidden states of order 1..10, computed in batches of different shapes
 

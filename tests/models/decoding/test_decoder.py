@@ -8,11 +8,11 @@ from torch import Tensor
 
 from models.decoding.counters import add_up
 from models.decoding.decoder import Decoder
-from models.decoding.processors import ProcessorParams
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
-from models.target import Target
-from models.tiny import FAMILIES, make_tiny_target
+from models.processors.prefix import ProcessorParams
+from models.target.model import Target
+from models.target.tiny import FAMILIES, make_tiny_target
 from tests.models.decoding.scripted import ScriptedDrafter, random_prompts, transformers_generate
 
 NUM_PROMPTS = 6

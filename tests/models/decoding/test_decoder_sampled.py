@@ -8,11 +8,11 @@ import torch
 from scipy.stats import chi2
 
 from models.decoding.decoder import Decoder
-from models.decoding.processors import ProcessorParams, Processors
 from models.decoding.rows import GenerationParams, stream_seed
-from models.decoding.sampling import SamplingParams, transform_logits
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.processors.prefix import ProcessorParams, Processors
+from models.sampling import SamplingParams, transform_logits
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 from tests.models.decoding.scripted import BigramDrafter, random_prompts
 
 VOCAB_SIZE = 12

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter
-from models.decoding.drafters.ngram import NgramDrafter
-from models.decoding.drafters.stop import DraftStop, with_stop
 from models.decoding.length import AdaptiveLength, FixedLength
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
+from models.drafters.heads import HeadsDrafter
+from models.drafters.model import ModelDrafter
+from models.drafters.stop import DraftStop, with_stop
+from models.drafters.text.ngram import NgramDrafter
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
-from tests.models.decoding.drafters.test_model import sibling
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 from tests.models.decoding.scripted import random_prompts
 from tests.models.decoding.test_decoder_sampled import (
     FALSE_ALARM,
@@ -29,6 +28,7 @@ from tests.models.decoding.test_decoder_sampled import (
     chi_square_p_value,
     exact_law,
 )
+from tests.models.drafters.test_model import sibling
 
 LONGEST = 8
 NUM_BLOCKS = 2000

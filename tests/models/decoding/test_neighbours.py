@@ -9,17 +9,17 @@ import dataclasses
 import pytest
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Drafter
-from models.decoding.drafters.universal import METHODS, make_universal
 from models.decoding.rows import DecodeResult, GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.base import Rule
-from models.decoding.verification.options import RULES, VerifierOptions, make_rule
-from models.target import Target
-from models.tiny import make_tiny_target
-from tests.models.decoding.drafters.universal.vocabularies import make_toy_draft, make_toy_target
+from models.drafters.base import Drafter
+from models.drafters.universal import METHODS, make_universal
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from models.verification.base import Rule
+from models.verification.options import RULES, VerifierOptions, make_rule
 from tests.models.decoding.recorded import PARAMETERS, TREES, K, make_drafters, make_dynamic
 from tests.models.decoding.scripted import random_prompts
+from tests.models.drafters.universal.vocabularies import make_toy_draft, make_toy_target
 
 # So that rows stop after 5 to 23 tokens each, at the context's end.
 CONTEXT_LENGTH = 40

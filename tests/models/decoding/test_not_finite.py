@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.decoding.cache import RaggedCache
+from models.cache.ragged import RaggedCache
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Branches, Draft
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.model import ModelDrafter
 from models.decoding.rows import DecodeResult, GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.base import Rule
-from models.decoding.verification.blockwise import BlockVerification
-from models.decoding.verification.token import TokenVerification
+from models.drafters.base import Branches, Draft
+from models.drafters.heads import HeadsDrafter
+from models.drafters.model import ModelDrafter
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from models.verification.base import Rule
+from models.verification.blockwise import BlockVerification
+from models.verification.token import TokenVerification
 from tests.models.decoding.scripted import BigramDrafter, ScriptedDrafter, ScriptedState, random_prompts
 from tests.models.decoding.test_decoder_sampled import FALSE_ALARM, chi_square_p_value, exact_law
 from tests.models.decoding.trees import LAW_VOCAB, BigramTrees, random_tree

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.drafters.hybrid import HybridDrafter
-from models.decoding.drafters.ngram import NgramDrafter
 from models.decoding.length import CALIBRATION, AdaptiveLength
-from models.decoding.processors import ProcessorParams
 from models.decoding.rows import GenerationParams
+from models.drafters.heads import HeadsDrafter
+from models.drafters.hybrid import HybridDrafter
+from models.drafters.text.ngram import NgramDrafter
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.processors.prefix import ProcessorParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 
 LONGEST = 4
 PASS, PAUSE = 1.0, 3.0  # seconds of a target pass, and of a slow processor at one place

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from models.decoding.block_processor import BlockProcessor
-from models.decoding.processors import ProcessorParams, Processors
-from models.tiny import make_tiny_target
+from models.processors.block import BlockProcessor
+from models.processors.prefix import ProcessorParams, Processors
+from models.target.tiny import make_tiny_target
 from tests.models.decoding.scripted import random_prompts
 
 WIDTH = 3  # drafted tokens

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from models.decoding import custom_processors
-from models.decoding.processors import ProcessorParams, Processors
-from models.tiny import make_tiny_target
+from models.processors import custom as custom_processors
+from models.processors.prefix import ProcessorParams, Processors
+from models.target.tiny import make_tiny_target
 
 VOCAB = 24
 COMMON = 9  # what texts are made of, so that tokens come again

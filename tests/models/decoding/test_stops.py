@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast, StopStringCriteria
 
 from models.decoding.rows import GenerationParams
 from models.decoding.stops import IncrementalText, StopChecker, TokenBytes
-from models.tiny import make_tiny_tokenizer
-from tests.models.decoding.drafters.universal.vocabularies import CORPUS, END, KINDS, make_tokenizer
+from models.target.tiny import make_tiny_tokenizer
+from tests.models.drafters.universal.vocabularies import CORPUS, END, KINDS, make_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
 WRITES = TokenBytes(TOKENIZER)

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Draft
-from models.decoding.drafters.heads import HeadsDrafter
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams, sample_from, transform_logits
+from models.drafters.base import Draft
+from models.drafters.heads import HeadsDrafter
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.sampling import SamplingParams, sample_from, transform_logits
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 from tests.models.decoding.scripted import BigramDrafter, ScriptedDrafter, random_prompts
 from tests.models.decoding.test_decoder_sampled import (
     FALSE_ALARM,

@@ -5,14 +5,14 @@ import torch
 
 from models.decoding.counters import add_up
 from models.decoding.decoder import Decoder
-from models.decoding.processors import ProcessorParams
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
-from models.decoding.verification.base import Rule
-from models.decoding.verification.ensemble import StaticEnsemble
-from models.decoding.verification.thresholds import TypicalAcceptance
-from models.target import Target
-from models.tiny import FAMILIES, make_tiny_target
+from models.processors.prefix import ProcessorParams
+from models.target.model import Target
+from models.target.tiny import FAMILIES, make_tiny_target
+from models.verification.base import Rule
+from models.verification.ensemble import StaticEnsemble
+from models.verification.thresholds import TypicalAcceptance
 from tests.models.decoding.scripted import random_prompts, transformers_generate
 from tests.models.decoding.test_decoder import check_counters
 from tests.models.decoding.trees import BigramTrees, ScriptedTrees

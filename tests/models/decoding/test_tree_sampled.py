@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Branches
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
 from models.decoding.tree_judge import judge_tree
-from models.decoding.verification.base import Rule
-from models.decoding.verification.blockwise import BlockVerification
-from models.decoding.verification.token import TokenVerification
-from models.decoding.verification.tree import DraftTree, TreeVerdict
-from models.tiny import make_tiny_target
+from models.drafters.base import Branches
+from models.sampling import SamplingParams
+from models.target.tiny import make_tiny_target
+from models.verification.base import Rule
+from models.verification.blockwise import BlockVerification
+from models.verification.token import TokenVerification
+from models.verification.tree import DraftTree, TreeVerdict
 from tests.models.decoding.scripted import random_prompts
 from tests.models.decoding.trees import LAW_VOCAB, BigramTrees, check_law
-from tests.models.decoding.verification.enumeration import EXACT, Toy
-from tests.models.decoding.verification.tree_enumeration import (
+from tests.models.verification.enumeration import EXACT, Toy
+from tests.models.verification.tree_enumeration import (
     BINARY,
     FORK,
     UNEVEN,

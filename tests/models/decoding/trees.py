@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.decoding.block_processor import BlockProcessor
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.base import Branches, Draft, SideNodes
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams, transform_logits
-from models.decoding.verification.tree import children_of, draw_without_replacement
-from models.target import Target
+from models.drafters.base import Branches, Draft, SideNodes
+from models.processors.block import BlockProcessor
+from models.sampling import SamplingParams, transform_logits
+from models.target.model import Target
+from models.verification.tree import children_of, draw_without_replacement
 from tests.models.decoding.scripted import BigramDrafter, ScriptedDrafter, ScriptedState
 from tests.models.decoding.test_decoder_sampled import chi_square_p_value, exact_law
 

@@ -19,18 +19,18 @@ from transformers.generation import logits_process as hf
 
 from models.checkpoint import heads_record, load_heads, save_ensemble, save_heads
 from models.decoding.decoder import Decoder
-from models.decoding.drafters.heads import HeadsDrafter
-from models.decoding.processors import ProcessorParams
 from models.decoding.rows import GenerationParams
-from models.decoding.sampling import SamplingParams
-from models.decoding.verification.ensemble import StaticEnsemble
+from models.drafters.heads import HeadsDrafter
 from models.ensemble import EnsembleHead, EnsembleOptions
 from models.export.custom_generate import SpeculativeGenerate, load_speculative
 from models.export.generate_arguments import read_processors
 from models.heads import HEAD_KINDS, HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
-from tests.models.decoding.drafters.universal.vocabularies import make_tokenizer
+from models.processors.prefix import ProcessorParams
+from models.sampling import SamplingParams
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
+from models.verification.ensemble import StaticEnsemble
+from tests.models.drafters.universal.vocabularies import make_tokenizer
 
 TEXTS = ["hello there", "a", "some more text"]
 NEW = 24

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria, WatermarkingConfig
 from transformers.generation import logits_process as hf
 
-from models.decoding import custom_processors
 from models.decoding.decoder import Decoder
 from models.decoding.stops import TokenBytes
 from models.export.custom_generate import SpeculativeGenerate
-from models.tiny import make_tiny_target
+from models.processors import custom as custom_processors
+from models.target.tiny import make_tiny_target
 from tests.models.decoding.scripted import BigramDrafter, ScriptedDrafter
 
 TARGET = make_tiny_target(vocab_size=259)

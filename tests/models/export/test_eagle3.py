@@ -15,8 +15,8 @@ from models.export.eagle3 import check_eagle3, export_sglang, export_speculators
 from models.export.eagle3_served import read_sglang, read_speculators
 from models.heads import HeadOptions, build_head
 from models.heads.eagle3 import Eagle3Head
-from models.target import Target
-from models.tiny import FAMILIES, make_tiny_target
+from models.target.model import Target
+from models.target.tiny import FAMILIES, make_tiny_target
 
 DRAFT_VOCAB = torch.arange(3, 120, 2)
 LAYOUTS = {"speculators": (export_speculators, read_speculators), "sglang": (export_sglang, read_sglang)}

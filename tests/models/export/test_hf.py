@@ -12,8 +12,8 @@ from models.export import hf as module
 from models.export.custom_generate import load_speculative
 from models.export.hf import export_hf, fetch_folder, model_card, push_folder
 from models.heads import HeadOptions, build_head
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 
 ACCEPTANCE = {"mean_block_length": 2.345, "acceptance_at": [0.75, 0.5, 0.25], "on": "held-out answers, simulated"}
 PROVENANCE = {"command": "python -m train.mtp +model=tiny", "commit": "abc"}

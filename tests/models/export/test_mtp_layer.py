@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import tiny
 from models.export import mtp_layer as module
 from models.export.mtp_layer import check_mtp, export_mtp, read_mtp
 from models.heads import HeadOptions, build_head
 from models.heads.mtp import MTPHead
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target import tiny
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 
 T = 7
 

@@ -13,8 +13,8 @@ from models.export import vllm as module
 from models.export.vllm import check_medusa, export_medusa, read_medusa
 from models.heads import HeadOptions, build_head
 from models.heads.medusa import MedusaHeads
-from models.target import Target
-from models.tiny import make_tiny_target
+from models.target.model import Target
+from models.target.tiny import make_tiny_target
 
 DRAFT_VOCAB = torch.arange(3, 120, 2)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from models.heads import HeadOptions, build_head
 from models.heads.eagle3 import Eagle3Head, default_reads
 from models.heads.eagle3_start import MIN_TOKENS_PER_FEATURE, RIDGE, guess_linearly
-from models.target import Target
-from models.tiny import FAMILIES, make_tiny_target
+from models.target.model import Target
+from models.target.tiny import FAMILIES, make_tiny_target
 
 
 def make_head(target: Target, **options: object) -> Eagle3Head:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.decoding.cache import RaggedCache
+from models.cache.ragged import RaggedCache
 from models.heads import HEAD_KINDS, DraftHead, HeadOptions, build_head
 from models.heads import base as base_module
 from models.heads import hydra as hydra_module
 from models.heads import medusa as medusa_module
 from models.heads import recursive as recursive_module
-from models.target import Target
-from models.tiny import FAMILIES, make_tiny_target
+from models.target.model import Target
+from models.target.tiny import FAMILIES, make_tiny_target
 
 K = 3
 TOLERANCE = 2e-4  # float32 logits of order 10, computed in passes of different shapes

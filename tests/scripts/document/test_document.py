@@ -16,7 +16,7 @@ from scripts.document import api, options
 from scripts.document.api import PUBLIC, ROOT, entry
 from scripts.document.options import COMMANDS, OF_KINDS, PARSERS, SHARED, command_options, render_options
 from scripts.document.tables import flat, type_name
-from train.presets import CONF, preset_names
+from train.runtime.presets import CONF, preset_names
 
 CHANGED = "is not what the code says: run `make docs` and look at what has changed"
 
@@ -165,9 +165,9 @@ def test_names_are_listed_once() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("models.target:nothing", "models.target:nothing is not defined there"),
+        ("models.target.model:nothing", "models.target.model:nothing is not defined there"),
         ("models.nothing:x", "models.nothing is no module here"),
-        ("models.decoding.verification.options:LosslessRule", "is not defined there"),
+        ("models.verification.options:LosslessRule", "is not defined there"),
     ],
 )
 def test_names_that_are_gone(name: str, message: str) -> None:
@@ -181,4 +181,4 @@ def test_signatures() -> None:
     assert "`num_draft_tokens` is K, the longest block" in text  # of __init__
     assert "self" not in text.split("```")[1]
     assert "    tokens: list[int]  # a closing EOS included" in entry("models.decoding.rows:DecodeResult")
-    assert "load_target(options: TargetOptions) -> Target\n" in entry("models.target:load_target")
+    assert "load_target(options: TargetOptions) -> Target\n" in entry("models.target.model:load_target")
