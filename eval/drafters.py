@@ -6,14 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from models.drafters.base import Drafter
-from models.drafters.options import (
-    NONE,
-    DrafterOptions,
-    check_drafter,
-    default_draft_tokens,
-    make_drafter,
-    needs_checkpoint,
-)
+from models.drafters.build import make_drafter
+from models.drafters.options import NONE, DrafterOptions, check_drafter, default_draft_tokens, needs_checkpoint
 from models.target.model import Target, TargetOptions
 from train.runtime.presets import read_preset
 

@@ -25,10 +25,11 @@ from eval.frontier.points import DYNAMIC, LOSSLESS, PEER, STATIC, Pair, Point, e
 from eval.frontier.questions import SPLITS, TESTBED, Question, load_questions, load_testbed_questions, task_name
 from eval.frontier.report import frontier_record, legend, points_csv, render_cost, render_families, render_quality
 from eval.frontier.samples import SamplingPlan, Sitting, run_sitting
+from eval.frontier.scoring import Reward, load
 from eval.frontier.tokens_html import TracedText, render_page, trace
 from eval.frontier.transfer import cells_of, read_run, render_transfer, require_same_pair, transfer_csv
 from eval.provenance import describe_run
-from eval.rewards.asking import Reward, RewardOptions, load
+from eval.rewards.loading import RewardOptions
 from eval.seen import seen_by
 from eval.speed.report import finite, write_json
 from eval.speed.timing import device_clock

@@ -5,16 +5,16 @@ from dataclasses import fields
 from typing import Any
 
 
-def given_parameters(group: str, options: Any, kinds: Mapping[str, tuple[Any, Sequence[str]]]) -> dict[str, Any]:
+def given_parameters(group: str, options: Any, kinds: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The parameters that `options` gives for its kind, all that the kind has.
 
     group: the options' name in messages. options: a dataclass with a field `kind`; its fields that stand for None
-    where they are not given are parameters. kinds: kind -> (anything, the names of its parameters). ValueError for an
+    where they are not given are parameters. kinds: kind -> the names of its parameters. ValueError for an
     unknown kind, a parameter that it lacks, or one that belongs to another kind.
     """
     if options.kind not in kinds:
         raise ValueError(f"{group}.kind={options.kind!r} is unknown; choose one of {', '.join(kinds)}")
-    _, names = kinds[options.kind]
+    names = kinds[options.kind]
     parameters = [field.name for field in fields(options) if field.default is None]
     given = {name: value for name in parameters if (value := getattr(options, name)) is not None}
     for name, value in given.items():

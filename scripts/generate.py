@@ -24,6 +24,7 @@ from models.decoding.decoder import Decoder
 from models.decoding.length_options import FIXED, LENGTHS, LengthOptions, check_length, make_length
 from models.decoding.rows import DecodeResult, GenerationParams, TokenVerdict
 from models.decoding.stops import Detokenizer, IncrementalText
+from models.drafters.build import make_drafter
 from models.drafters.options import (
     KINDS,
     NONE,
@@ -31,7 +32,6 @@ from models.drafters.options import (
     DrafterOptions,
     check_drafter,
     default_draft_tokens,
-    make_drafter,
     needs_checkpoint,
 )
 from models.processors.prefix import ProcessorParams

@@ -3,7 +3,7 @@
 # .venv (or takes the active one), and installs under constraints.txt. Nothing is done twice: a stamp file in the
 # environment holds a hash of all that decides what is installed.
 #
-#   setup_env ""      what running needs
+#   setup_env ""      what training and decoding from this checkout need
 #   setup_env dev     that, and what the checks need
 #
 # Afterwards $PYTHON is the environment's interpreter and its bin/ folder leads PATH.
@@ -106,7 +106,7 @@ install() {
     printf 'torch %s is there; installing the rest\n' "$installed_torch"
     printf 'torch==%s\n' "$installed_torch" >>"$constraints"
     # shellcheck disable=SC2086
-    "$PYTHON" -m pip install $quiet -c "$constraints" -e ".${extra:+[$extra]}"
+    "$PYTHON" -m pip install $quiet -c "$constraints" -e ".[train${extra:+,$extra}]"
 }
 
 setup_env() {

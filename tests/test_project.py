@@ -24,7 +24,8 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
 WRITTEN = "\n".join(path.read_text() for path in PAGES)
-LAYERS = ["scripts", "(rl) | eval", "train", "models"]
+LAYERS = ["scripts", "rl", "eval", "train", "models"]
+ROOMS = ("cache", "decoding", "drafters", "export", "heads", "processors", "target", "verification")
 HEAVY_FOR_INFERENCE = {"datasets", "deepspeed", "hydra", "omegaconf", "trl", "wandb"}
 
 
@@ -173,12 +174,11 @@ def test_changelog_has_entries_and_knows_the_version() -> None:
 # ---- imports ----
 
 
-def test_every_package_is_checked_and_installed() -> None:
+def test_every_package_is_checked() -> None:
     packages = find_packages()
     assert {"models", "scripts"} <= packages
     assert set(PYPROJECT["tool"]["mypy"]["files"]) == packages
     assert set(PYPROJECT["tool"]["importlinter"]["root_packages"]) == packages
-    assert {f"{name}*" for name in packages} <= set(PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
 
 
 def test_contracts_are_stated() -> None:
@@ -194,10 +194,19 @@ def run_import_linter(root: Path, extra_module: tuple[str, str] | None) -> subpr
     for name in PYPROJECT["tool"]["importlinter"]["root_packages"]:
         (root / name).mkdir()
         (root / name / "__init__.py").touch()
-    (root / "train" / "config.py").write_text("import hydra\n")
+    (root / "train" / "runtime").mkdir()
+    (root / "train" / "runtime" / "__init__.py").touch()
+    (root / "train" / "runtime" / "config.py").write_text("import hydra\n")
+    for name in ROOMS:
+        (root / "models" / name).mkdir()
+        (root / "models" / name / "__init__.py").touch()
+    for name in ("checkpoint", "ensemble", "files", "sampling"):
+        (root / "models" / f"{name}.py").touch()
     (root / "train" / "mtp.py").write_text("import train.runtime.config\n")
     if extra_module is not None:
         path, source = extra_module
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).parent.joinpath("__init__.py").touch()
         (root / path).write_text(source)
     command = "import sys; sys.path.insert(0, ''); from importlinter.cli import lint_imports_command as c; c()"
     return subprocess.run(
@@ -219,6 +228,11 @@ def test_layered_imports_pass(tmp_path: Path) -> None:
         ("models/target/model.py", "import omegaconf\n"),
         ("models/target/model.py", "def load() -> None:\n    from datasets import Dataset\n"),
         ("train/data/prompts.py", "import hydra\n"),
+        ("eval/speed/report.py", "import rl\n"),
+        ("models/cache/ragged.py", "import models.heads\n"),
+        ("models/drafters/base.py", "from ..decoding import rows\n"),
+        ("models/verification/token.py", "from ..target import model\n"),
+        ("models/target/model.py", "from .. import cache\n"),
     ],
 )
 def test_planted_import_is_refused(tmp_path: Path, path: str, source: str) -> None:

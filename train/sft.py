@@ -41,7 +41,8 @@ IGNORED = -100  # label of a token that is not learned
 class SFTOptions:
     """What a user sets of trl's SFTConfig, by its names; max_steps 0: num_train_epochs decide.
 
-    autocast: bfloat16 products over float32 weights, on a machine that has them (see `models.target.model.resolve_dtype`).
+    autocast: bfloat16 products over float32 weights, on a machine that has them (see
+    `models.target.model.resolve_dtype`).
     """
 
     max_steps: int = 60

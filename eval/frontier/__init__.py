@@ -1,1 +1,1 @@
-"""eval/frontier"""
+"""Acceptance against reward: points, intervals, tables, plots."""

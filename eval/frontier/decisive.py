@@ -1,6 +1,7 @@
 """Where a trained head spends its trust on the testbed: w over the tokens that the prompt decides, and over the others.
 
-The testbed's language says which tokens are which (`train.data.testbed_language.decisive_places`); a real task does not.
+The testbed's language says which tokens are which (`train.data.testbed_language.decisive_places`); a real task does
+not.
 """
 
 from collections.abc import Sequence

@@ -10,8 +10,9 @@ from eval.frontier.points import DYNAMIC, Dynamic, Pair
 from eval.frontier.questions import TESTBED, task_name
 from models.checkpoint import CONFIG_NAME, load_ensemble, model_record, read_config
 from models.drafters.base import Drafter
+from models.drafters.build import make_drafter
 from models.drafters.model import ModelDrafter
-from models.drafters.options import DrafterOptions, default_draft_tokens, make_drafter, needs_checkpoint
+from models.drafters.options import DrafterOptions, default_draft_tokens, needs_checkpoint
 from models.target.model import TargetOptions, load_target
 from train.data.testbed import ensure_testbed
 

@@ -1,6 +1,7 @@
 """The prompts of a frontier, each with the columns that its reward reads, and the turns in which they are asked.
 
-Prompts, their split and their rendering belong to `train.data.prompts` and `train.data.testbed`; what they are worth, to the reward.
+Prompts, their split and their rendering belong to `train.data.prompts` and `train.data.testbed`; what they are worth,
+to the reward.
 """
 
 from collections.abc import Collection, Sequence

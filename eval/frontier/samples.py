@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from eval.frontier.points import Point
 from eval.frontier.questions import Question, turns_of
-from eval.rewards.asking import Reward
+from eval.frontier.scoring import Reward
 from eval.speed.methods import Outcome
 from eval.speed.session import _Interrupts
 from eval.speed.timing import Clock, Turn, measure

@@ -1,1 +1,1 @@
-"""eval/speed"""
+"""What the bench measures: methods side by side, their times and acceptance."""

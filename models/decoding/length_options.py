@@ -32,7 +32,7 @@ class LengthOptions:
 
 def check_length(options: LengthOptions) -> DraftStop | None:
     """What ends drafts early, if anything does. ValueError for a kind, or a parameter of it, that does not fit."""
-    given = given_parameters("length", options, LENGTHS)
+    given = given_parameters("length", options, {kind: names for kind, (_, names) in LENGTHS.items()})
     return DraftStop(options.kind, **given) if given else None
 
 

@@ -24,14 +24,17 @@ from torch import Tensor, nn
 
 from ..processors.block import BlockProcessor
 from ..sampling import SamplingParams
+from . import heads, model
 from .base import Draft
 from .drawing import Prefix
 from .estimates import KeepRates, Line
 from .heads import HeadsDrafter
 from .model import ModelDrafter
-from .options import DrafterContext, DrafterOptions, build_drafter, part_of
+from .options import Build, DrafterContext, DrafterOptions, part_of
+from .text import ngram, suffix
 from .text.rows import TextDrafter
 
+SOURCES: dict[str, Build] = {"ngram": ngram.build, "suffix": suffix.build, "heads": heads.build, "model": model.build}
 # Matches of these lengths and more are told apart.
 MATCH_LENGTHS = (2, 3, 4, 6, 9, 16)
 # Observations that estimates remember, and the share of them that each block lets go, so that a source which was left
@@ -269,7 +272,7 @@ def build(options: DrafterOptions, context: DrafterContext) -> tuple[HybridDraft
     assert options.first is not None
     assert options.second is not None
     (first, first_record), (second, second_record) = (
-        build_drafter(part_of(options, kind), context) for kind in (options.first, options.second)
+        SOURCES[kind](part_of(options, kind), context) for kind in (options.first, options.second)
     )
     assert isinstance(first, TextDrafter | ModelDrafter)
     assert isinstance(second, HeadsDrafter | ModelDrafter)

@@ -1,10 +1,9 @@
 """From a configuration to a drafter: the names by which users choose one, and the parameters that each has.
 
-A kind is one module here with a function `build(options, context)`, which is imported only when it is chosen. To add a
-kind, write that module, a line of KINDS, fields for its new parameters, and conf/drafter/KIND.yaml with their values.
+A kind is one module here with a function `build(options, context)`, listed in `build`. To add a kind, write that
+module, its line there and in KINDS, fields for its new parameters, and conf/drafter/KIND.yaml with their values.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,17 @@ from .base import Drafter
 
 NONE = "none"
 DEFAULT_DRAFT_TOKENS = 4
-# kind -> the module of its builder, and the options that are its parameters, all of them needed.
-KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    NONE: ("", ()),
-    "heads": ("models.drafters.heads", ()),
-    "model": ("models.drafters.model", ()),
-    "ngram": ("models.drafters.text.ngram", ("min_match", "max_match")),
-    "lookahead": ("models.drafters.text.lookahead", ("num_columns", "ngram_size", "num_guesses")),
-    "suffix": ("models.drafters.text.suffix", ("min_match", "min_probability", "remembered_tokens")),
-    "hybrid": (
-        "models.drafters.hybrid",
-        ("first", "second", "min_match", "max_match", "min_probability", "remembered_tokens"),
-    ),
-    "tree": ("models.drafters.tree", ("shape", "num_nodes", "top_k")),
-    "universal": ("models.drafters.universal", ("method", "max_sequences")),
+# kind -> the options that are its parameters, all of them needed.
+KINDS: dict[str, tuple[str, ...]] = {
+    NONE: (),
+    "heads": (),
+    "model": (),
+    "ngram": ("min_match", "max_match"),
+    "lookahead": ("num_columns", "ngram_size", "num_guesses"),
+    "suffix": ("min_match", "min_probability", "remembered_tokens"),
+    "hybrid": ("first", "second", "min_match", "max_match", "min_probability", "remembered_tokens"),
+    "tree": ("shape", "num_nodes", "top_k"),
+    "universal": ("method", "max_sequences"),
 }
 # Those that draft with trained heads; a hybrid does where its second source are heads.
 WITH_CHECKPOINT = ("heads", "tree")
@@ -96,26 +92,7 @@ def needs_checkpoint(options: DrafterOptions) -> bool:
 
 def part_of(options: DrafterOptions, kind: str) -> DrafterOptions:
     """One source of a hybrid, with its share of the parameters."""
-    return DrafterOptions(kind, **{name: getattr(options, name) for name in KINDS[kind][1]})
-
-
-def make_drafter(
-    options: DrafterOptions, model: TargetOptions, target: Target, checkpoint: Path | None = None
-) -> tuple[Drafter | None, dict[str, Any]]:
-    """The drafter and its record; None for kind none. ValueError for what does not fit the target.
-
-    model: the options that the target was loaded with. checkpoint: folder of trained heads, for kinds that have some.
-    """
-    check_drafter(options)
-    if options.kind == NONE:
-        return None, {"kind": NONE}
-    return build_drafter(options, DrafterContext(target, model, checkpoint))
-
-
-def build_drafter(options: DrafterOptions, context: DrafterContext) -> tuple[Drafter, dict[str, Any]]:
-    """The drafter of a kind that is not none, and its record."""
-    build: Build = importlib.import_module(KINDS[options.kind][0]).build
-    return build(options, context)
+    return DrafterOptions(kind, **{name: getattr(options, name) for name in KINDS[kind]})
 
 
 def default_draft_tokens(drafter: Drafter | None) -> int:

@@ -1,1 +1,1 @@
-"""models/target"""
+"""The frozen model: what its pass computes; loading, placement, quantisation, adapters."""

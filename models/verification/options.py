@@ -57,7 +57,7 @@ class VerifierOptions:
 
 def make_rule(options: VerifierOptions) -> Rule:
     """The rule. ValueError for an unknown kind, a parameter that it lacks, or one that belongs to another kind."""
-    given = given_parameters("verifier", options, RULES)
+    given = given_parameters("verifier", options, {kind: names for kind, (_, names) in RULES.items()})
     rule = RULES[options.kind][0](**given)
     if rule.is_lossless and options.distance_budget != math.inf:
         raise ValueError(

@@ -45,7 +45,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "Drafters": (
         "models.drafters.options:DrafterOptions",
-        "models.drafters.options:make_drafter",
+        "models.drafters.build:make_drafter",
         "models.drafters.heads:HeadsDrafter",
         "models.drafters.tree:StaticTreeDrafter",
         "models.drafters.tree:DynamicTreeDrafter",

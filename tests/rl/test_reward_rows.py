@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eval.frontier.questions import load_questions
-from eval.rewards.asking import Reward
+from eval.frontier.scoring import Reward
 from eval.rewards.loading import ARGUMENTS
 from models.target.tiny import make_tiny_tokenizer
 from rl.prompts import load_datasets, to_dataset

@@ -1,1 +1,1 @@
-"""train/data"""
+"""Prompts, templates, masks, examples: from a data source to token ids."""

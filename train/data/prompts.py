@@ -1,7 +1,7 @@
 """Prompts from every source, and their rendering to token ids by the tokenizer's own chat template.
 
-Owns the data options and the choice of source. The sources live in `train.data.sources`, loss masks in `train.data.masks`;
-nothing here answers a prompt, which is the work of `train.regenerate`.
+Owns the data options and the choice of source. The sources live in `train.data.sources`, loss masks in
+`train.data.masks`; nothing here answers a prompt, which is the work of `train.regenerate`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

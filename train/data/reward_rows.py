@@ -1,7 +1,8 @@
 """What a reward is asked about, beside completions: the prompts of the data, each with the columns of its row.
 
-The one reader of rows for training (`rl.prompts`) and measurements (`eval.frontier.questions`): in both a reward sees the same
-Python objects. They are those of the file, never those of a table: an absent key stays absent, 1 stays an integer.
+The one reader of rows for training (`rl.prompts`) and measurements (`eval.frontier.questions`): in both a reward sees
+the same Python objects. They are those of the file, never those of a table: an absent key stays absent, 1 stays an
+integer.
 """
 
 from __future__ import annotations

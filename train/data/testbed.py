@@ -1,7 +1,7 @@
 """The testbed: a target and a weaker draft, trained from scratch within minutes on a CPU, and kept in a folder.
 
-Both are small llama models that learn `train.data.testbed_language`, each its own dialect of it. With them all of DIVERSED
-runs without a download: the draft's wording is strange to the target and harmless, its digits are often wrong.
+Both are small llama models that learn `train.data.testbed_language`, each its own dialect of it. With them all of
+DIVERSED runs without a download: the draft's wording is strange to the target and harmless, its digits are often wrong.
 
 Owns the folder: `target/` and `draft/` as transformers writes them, and the manifest of what they were made from. It
 appears whole or not at all. Must not know of verification, rewards or Hydra.

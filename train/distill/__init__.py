@@ -1,1 +1,1 @@
-"""train/distill"""
+"""Draft models: cut from the target or a sibling, distilled towards it."""

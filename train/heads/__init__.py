@@ -1,1 +1,1 @@
-"""train/heads"""
+"""Training of draft heads: hidden states, targets, losses, trainer, acceptance."""

@@ -1,1 +1,1 @@
-"""train/runtime"""
+"""The frame of a run: options, processes, resuming, checkpoints, logging."""

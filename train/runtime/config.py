@@ -1,7 +1,7 @@
 """From Hydra's composed configuration to a checked dataclass, and the frame that every entry point runs in.
 
-Owns when a user's mistake in an option is told: in one line, before any model loads (`train.runtime.option_errors` has the
-words). Only entry points use it.
+Owns when a user's mistake in an option is told: in one line, before any model loads (`train.runtime.option_errors` has
+the words). Only entry points use it.
 """
 
 from __future__ import annotations

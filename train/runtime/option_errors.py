@@ -1,4 +1,4 @@
-"""Saying in one line what is wrong with a command line's options. Beside `train.runtime.config` the one module with Hydra.
+"""Saying in one line what is wrong with a command line's options. Beside `config` the one module with Hydra.
 
 Hydra tells most mistakes over several lines, and those of its grammar by a lexer's name. Here each names the word that
 was given and, where its value only lacks quotes, the word that works as it is pasted into a shell.

@@ -1,4 +1,4 @@
-"""Tries each thing that a plan should keep out, on targets made for it (`eval.rewards.jail.guards`): for a jail alone."""
+"""Tries each thing that a plan should keep out, on targets made for it (`jail.guards`): for a jail alone."""
 
 import ctypes
 import fcntl

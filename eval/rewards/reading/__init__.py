@@ -1,1 +1,1 @@
-"""eval/rewards/reading"""
+"""How rewards read what a model wrote: columns, thoughts, numbers, words, programs."""

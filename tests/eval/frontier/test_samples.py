@@ -11,7 +11,7 @@ import eval.frontier.samples
 from eval.frontier.points import DYNAMIC, LOSSLESS, PEER, PLAIN, Point
 from eval.frontier.questions import Question
 from eval.frontier.samples import SamplingPlan, Sitting, run_sitting
-from eval.rewards.asking import Reward
+from eval.frontier.scoring import Reward
 from eval.speed.methods import Outcome
 from models.decoding.counters import Counters
 from tests.eval.planting import fails, planted

@@ -319,7 +319,8 @@ def test_what_cannot_be_streamed(options: dict[str, Any], message: str) -> None:
 
 
 def test_the_hub_client_is_not_imported_without_need() -> None:
-    code = "import sys, train.data.prompts as d; d.load_prompts(d.DataOptions(max_prompts=1)); print('datasets' in sys.modules)"
+    code = "import sys, train.data.prompts as d; d.load_prompts(d.DataOptions(max_prompts=1))"
+    code += "; print('datasets' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -1,28 +1,17 @@
 """What a completion is worth, asked of the very functions that training is rewarded by.
 
-Those live beside training, which measurements must not depend on: they are looked up by name at run time, and a
-measurement without a reward needs nothing of them. Calls them as trl would; owns no reward.
+Calls them as trl would; owns no reward.
 """
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from eval.frontier.questions import Question
+from eval.rewards.loading import RewardOptions, check_rewards, load_reward
+from eval.rewards.reading.thoughts import read_answers
 from models.decoding.stops import Detokenizer
 from train.data.reward_rows import fresh
-
-LOADING = "eval.rewards.loading"
-THOUGHTS = "eval.rewards.reading.thoughts"
-
-
-@dataclass
-class RewardOptions:
-    """The `reward` group. spec: a name such as gsm8k, or your own as module:function. options: keywords for it."""
-
-    spec: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,6 @@ class Reward:
         columns: dict[str, list[Any]] = {
             name: [fresh(question.columns.get(name)) for question in questions] for name in _columns(questions)
         }
-        read_answers = importlib.import_module(THOUGHTS).read_answers
         columns["completion_answers"] = read_answers(tokenizer, [one.ids for one in questions], tokens)
         try:
             values = self.function(
@@ -60,7 +48,7 @@ class Reward:
             )
         except Exception as error:
             raise ValueError(f"reward {self.name!r} raised {type(error).__name__}: {error}") from error
-        return importlib.import_module(LOADING).check_rewards(values, len(questions), self.name)
+        return check_rewards(values, len(questions), self.name)
 
 
 def load(options: RewardOptions) -> Reward:
@@ -69,7 +57,7 @@ def load(options: RewardOptions) -> Reward:
         raise ValueError(
             "no reward is chosen; add reward=NAME (conf/reward has them), or reward.spec=module:function for your own"
         )
-    function, name = importlib.import_module(LOADING).load_reward(options.spec, options.options)
+    function, name = load_reward(options.spec, options.options)
     return Reward(name, function)
 
 

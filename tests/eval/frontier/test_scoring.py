@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from eval.frontier.questions import Question
-from eval.rewards.asking import Reward, RewardOptions, load
+from eval.frontier.scoring import Reward, RewardOptions, load
 
 
 class Letters:
