@@ -25,10 +25,18 @@ from .heads import DraftHead, HeadOptions, build_head
 from .processors.prefix import ProcessorParams
 from .sampling import SamplingParams
 from .target.model import Target, TargetOptions, load_target
-from .verification.ensemble import DynamicEnsemble
+from .verification.blockwise import BlockVerification
+from .verification.cascades import SpeculativeCascade
+from .verification.ensemble import DynamicEnsemble, StaticEnsemble
+from .verification.fly import FLy
+from .verification.lenience import Lenience
+from .verification.mentored import MentoredDecoding
 from .verification.options import VerifierOptions, make_rule
+from .verification.thresholds import ProbabilityGap, ThresholdSampling, TypicalAcceptance
+from .verification.token import TokenVerification
 
 __all__ = [
+    "BlockVerification",
     "DecodeResult",
     "Decoder",
     "DraftHead",
@@ -37,21 +45,30 @@ __all__ = [
     "DynamicTreeDrafter",
     "EnsembleHead",
     "EnsembleOptions",
+    "FLy",
     "GenerationParams",
     "HeadOptions",
     "HeadsDrafter",
     "HybridDrafter",
     "LengthOptions",
+    "Lenience",
     "LookaheadDrafter",
+    "MentoredDecoding",
     "ModelDrafter",
     "NgramDrafter",
+    "ProbabilityGap",
     "ProcessorParams",
     "SamplingParams",
+    "SpeculativeCascade",
     "SpeculativeGenerate",
+    "StaticEnsemble",
     "StaticTreeDrafter",
     "SuffixDrafter",
     "Target",
     "TargetOptions",
+    "ThresholdSampling",
+    "TokenVerification",
+    "TypicalAcceptance",
     "VerifierOptions",
     "build_head",
     "decode_plainly",

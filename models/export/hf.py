@@ -43,7 +43,7 @@ verification neither is the law of its output.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models.export.custom_generate import load_speculative  # in a checkout of Foretoken
+from foretoken import load_speculative  # pip install foretoken
 
 model = AutoModelForCausalLM.from_pretrained("{target}")
 tokenizer = AutoTokenizer.from_pretrained("{target}")

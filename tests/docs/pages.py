@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_FOR_READERS = ("log.md", "options.md", "api.md")
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name not in NOT_FOR_READERS)]
 # Languages of blocks that are not run: output, and parts of files.
-INERT = ("text", "yaml", "json")
+INERT = ("text", "yaml", "json", "mermaid")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", flags=re.M | re.S)
 # What a comment of a command may say of it: then nothing here runs it, but its options are checked.
 MARKS = ("needs a GPU", "needs the hub", "needs an account", "needs deepspeed")

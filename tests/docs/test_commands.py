@@ -20,20 +20,13 @@ from tests.docs.pages import MARKS, PAGES, ROOT, Command, commands_of, read_bloc
 from tests.docs.running import SMALL, in_folder, run_module, shrink
 
 # Made before a page's own commands.
-BEFORE: dict[str, list[str]] = {
-    "README.md": ["python -m train.mtp +model=llama heads=medusa", "python -m train.mtp +model=smollm2"],
-}
+BEFORE: dict[str, list[str]] = {}
 # Files that a page takes for granted.
 ROWS = [{"prompt": f"Say {n} and {n * n % 17}.", "answer": f"{n} and {n * n % 17}"} for n in range(40)]
 QUESTIONS = [{"question": f"What is {n} and {n}?", "answer": f"Twice {n}. #### {2 * n}"} for n in range(40)]
 FILES = {"prompts.jsonl": ROWS, "gsm8k.jsonl": QUESTIONS}
 # What stands for a page's placeholders, and for what a tiny model has less of.
 INSTEAD: dict[str, dict[str, str]] = {
-    "README.md": {
-        "CHECKPOINT": "outputs/llama/medusa",
-        "FOLDER": "outputs/llama/draft",
-        "cut.layers=8": "cut.layers=1",
-    },
     "docs/training.md": {"DRAFT": "outputs/llama/cut", "cut.layers=8": "cut.layers=1"},
     "docs/decoding.md": {"reward=gsm8k": "reward=gsm8k data.path=gsm8k.jsonl"},
     "docs/verifier.md": {"reward=gsm8k": "reward=gsm8k data.path=gsm8k.jsonl"},
