@@ -16,12 +16,12 @@ AS_A_USER: Fault = ("supervisor", "has_users = os.getuid() == 0", "has_users = F
 def plant_faults(folder: Path, monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> None:
     """Make the supervisor start from a copy of the code with these faults in it."""
     root = folder / "faulty"
-    for part in ("rl", "rl/rewards", "eval/rewards/jail"):
+    for part in ("eval", "eval/rewards", "eval/rewards/jail"):
         (root / part).mkdir(exist_ok=True, parents=True)
         for path in (GENUINE / part).glob("*.py"):
             shutil.copy(path, root / part)
     for module, right, wrong in faults:
-        path = root / "rl" / "rewards" / "jail" / f"{module}.py"
+        path = root / "eval" / "rewards" / "jail" / f"{module}.py"
         assert right in path.read_text(), f"the planted fault no longer matches the code: {right}"
         path.write_text(path.read_text().replace(right, wrong, 1))
     monkeypatch.setattr(sandbox, "ROOT", root)
