@@ -48,10 +48,10 @@ MODULES = (processors, history, block_edits, block_processor)
 
 def planted(right: str, wrong: str) -> SimpleNamespace:
     """The modules made anew, as one, with `wrong` in place of the first `right` in their source."""
-    joins = r"^from models\.decoding\.(processors|history|block_edits) import .*\n"
+    joins = r"^from \.(prefix|history|edits) import .*\n"
     source = "".join(re.sub(joins, "", inspect.getsource(module), flags=re.MULTILINE) for module in MODULES)
     assert right in source, f"the planted fault no longer matches the code: {right}"
-    faulty = blank_module("faulty_processors", module.__package__)
+    faulty = blank_module("faulty_processors", processors.__package__)
     sys.modules[faulty.__name__] = faulty  # where dataclasses look
     try:
         exec(compile(source.replace(right, wrong, 1), "faulty processors", "exec"), faulty.__dict__)
