@@ -235,7 +235,7 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["drafter=heads"], "has no config.json; give the folder that train.mtp wrote"),
+        (["drafter=heads"], "holds no finished draft heads; train them"),
         (["drafter=heads", "checkpoint=nowhere"], "'nowhere' has no config.json"),
         (["checkpoint=x"], "checkpoint='x' is for drafter=heads"),
         (["checkpoint=x", "drafter=model"], "checkpoint='x' is for drafter=heads"),
@@ -253,7 +253,7 @@ def test_sampled_batched_bench(checkpoint: Path, prompts: Path, tmp_path: Path, 
         (["others=[{kind:ngram,min_probability:0.5}]"], "drafter.min_probability=0.5 is no parameter of ngram"),
         (["drafter=ngram", "others=[ngram]"], "others names ngram a second time"),
         (["prompt_lookup_tokens=[2,2]"], "prompt_lookup_tokens=[2, 2] must be a number of at least 1"),
-        (["others=[heads]"], "has no config.json; give the folder that train.mtp wrote"),
+        (["others=[heads]"], "holds no finished draft heads; train them"),
         (["verifier.kind=relaxed"], "verifier.kind='relaxed' is unknown; choose one of lossless"),
         (["verifier=static"], "verifier=static with temperature=0: greedy decoding leaves nothing to relax"),
         (["verifier=static", "temperature=1"], "verifier=static has no drafts to judge; add drafter="),
@@ -318,7 +318,7 @@ def test_bad_draft_token_counts(value: Any) -> None:
         draft_token_counts(value)
 
 
-@pytest.mark.parametrize(("words", "message"), [([], "+model="), (["+model=tiny", "drafter=heads"], "no config.json")])
+@pytest.mark.parametrize(("words", "message"), [([], "+model="), (["+model=tiny", "drafter=heads"], "holds no finished draft heads")])
 def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "eval.bench", *words],

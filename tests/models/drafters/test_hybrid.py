@@ -16,11 +16,12 @@ from models.decoding.rows import GenerationParams
 from models.drafters import drawing
 from models.drafters import hybrid as real_code
 from models.drafters import model as model_code
+from models.drafters.build import make_drafter
 from models.drafters.estimates import KeepRates
 from models.drafters.heads import HeadsDrafter
 from models.drafters.hybrid import HybridDrafter, Plan
 from models.drafters.model import ModelDrafter
-from models.drafters.options import DrafterContext, DrafterOptions, build_drafter, check_drafter
+from models.drafters.options import DrafterOptions, check_drafter
 from models.drafters.text.ngram import NgramDrafter
 from models.drafters.text.suffix import SuffixDrafter
 from models.heads import HeadOptions, build_head
@@ -162,13 +163,15 @@ def test_text_longer_than_the_heads_can_draft(sampling: SamplingParams) -> None:
     class Turns(HybridDrafter):
         turn = 0
 
-        def _plan(self, num_given: int, match: int, num_draft_tokens: int, times: object) -> Plan:
-            self.turn += 1
-            return (
-                Plan(0, min(2, num_draft_tokens), match)
-                if self.turn % 2 or not num_given
-                else Plan(num_given, 0, match)
-            )
+        def _plan(
+            self, num_given: Sequence[int], matches: Sequence[int], num_draft_tokens: int, times: object
+        ) -> list[Plan]:
+            plans = []
+            for count, match in zip(num_given, matches, strict=True):
+                self.turn += 1
+                is_second = self.turn % 2 or not count
+                plans.append(Plan(0, min(2, num_draft_tokens), match) if is_second else Plan(count, 0, match))
+            return plans
 
         def propose(self, *args: object, **kwargs: object) -> object:
             draft = super().propose(*args, **kwargs)  # type: ignore[arg-type]
@@ -355,9 +358,7 @@ def test_options() -> None:
     values = {"min_match": 1, "max_match": 3, "min_probability": 0.1, "remembered_tokens": 0}
     target = make_tiny_target()
     model = TargetOptions("tiny", source="random")
-    drafter, record = build_drafter(
-        DrafterOptions("hybrid", first="ngram", second="model", **values), DrafterContext(target, model)
-    )
+    drafter, record = make_drafter(DrafterOptions("hybrid", first="ngram", second="model", **values), model, target)
     assert isinstance(drafter, HybridDrafter)
     assert record["name"].startswith("ngram + ")
     for first, second, message in (

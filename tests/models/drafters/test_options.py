@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from models.checkpoint import heads_record, save_heads
+from models.drafters.build import make_drafter
 from models.drafters.heads import HeadsDrafter
 from models.drafters.model import ModelDrafter
-from models.drafters.options import KINDS, DrafterOptions, check_drafter, default_draft_tokens, make_drafter
+from models.drafters.options import KINDS, DrafterOptions, check_drafter, default_draft_tokens
 from models.drafters.text.ngram import NgramDrafter
 from models.drafters.text.suffix import SuffixDrafter
 from models.heads import HeadOptions, build_head
@@ -67,5 +68,5 @@ def test_refusals(options: DrafterOptions, message: str) -> None:
 
 
 def test_every_parameter_belongs_to_a_kind() -> None:
-    names = {name for _, names in KINDS.values() for name in names}
+    names = {name for names in KINDS.values() for name in names}
     assert names == set(DrafterOptions.__dataclass_fields__) - {"kind"}

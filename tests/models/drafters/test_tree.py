@@ -7,8 +7,9 @@ import torch
 
 from models.checkpoint import heads_record, save_heads
 from models.drafters.base import Branches
+from models.drafters.build import make_drafter
 from models.drafters.heads import HeadRows, HeadsState
-from models.drafters.options import DrafterOptions, default_draft_tokens, make_drafter
+from models.drafters.options import DrafterOptions, default_draft_tokens
 from models.drafters.tree import DynamicTreeDrafter, StaticTreeDrafter
 from models.heads import HEAD_KINDS, DraftHead
 from models.heads.base import HeadState

@@ -7,7 +7,8 @@ from models.decoding.counters import Counters, add_up
 from models.decoding.decoder import Decoder
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
-from models.drafters.options import DrafterOptions, default_draft_tokens, make_drafter
+from models.drafters.build import make_drafter
+from models.drafters.options import DrafterOptions, default_draft_tokens
 from models.drafters.text.lookahead import LookaheadDrafter, LookaheadReader, merged
 from models.processors.prefix import ProcessorParams
 from models.sampling import SamplingParams

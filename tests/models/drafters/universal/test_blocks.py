@@ -22,17 +22,28 @@ PACKAGE = "models.drafters.universal"
 MODULES = ("spelling", "translation", "healing", "base", "text_tree", "slem", "slrs", "tli")
 
 
+MOST_SEEDS = 8
+
+
 def check_blocks(code: ModuleType, method: str) -> None:
-    """Rows that keep 0 .. K tokens, leave and join."""
+    """Rows that keep 0 .. K tokens, leave and join; further seeds until each count up to 2 was seen.
+
+    How often the trained toys agree depends on the processor that trained them.
+    """
     draft, target = make_toy_draft(), make_toy_target()
     bounds = {"max_sequences": 4000, "min_mass": 0.0} if method == "slrs" else {}
     drafter = {
         "slem": code.StringExactMatch, "slrs": code.StringRejectionSampling, "tli": code.TokenIntersection
     }[method](draft, target, **bounds)  # fmt: skip
     prompts, params = (PROMPTS[:4], replace(SAMPLED, max_new_tokens=6)) if method == "slrs" else (PROMPTS, SAMPLED)
-    witness = Witness(method, draft, target, params)
-    witness.run(drafter, prompts, num_draft_tokens=2 if method == "slrs" else 3, max_batch_size=3)
-    assert {0, 1, 2} <= set(witness.num_accepted)
+    seen: set[int] = set()
+    for seed in range(params.seed, params.seed + MOST_SEEDS):
+        witness = Witness(method, draft, target, replace(params, seed=seed))
+        witness.run(drafter, prompts, num_draft_tokens=2 if method == "slrs" else 3, max_batch_size=3)
+        seen |= set(witness.num_accepted)
+        if seen >= {0, 1, 2}:
+            return
+    raise AssertionError(f"only {sorted(seen)} drafted tokens were kept in {MOST_SEEDS} runs")
 
 
 def check_context(code: ModuleType, method: str) -> None:

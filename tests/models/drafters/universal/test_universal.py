@@ -10,7 +10,8 @@ from models.decoding.decoder import Decoder
 from models.decoding.reference import decode_plainly
 from models.decoding.rows import GenerationParams
 from models.drafters import universal as real_code
-from models.drafters.options import DrafterOptions, make_drafter
+from models.drafters.build import make_drafter
+from models.drafters.options import DrafterOptions
 from models.processors.prefix import ProcessorParams
 from models.sampling import SamplingParams
 from models.target.model import Target, TargetOptions
