@@ -47,7 +47,8 @@ from rl.trl_parts import StopAfterRollout
 from train.data.prompts import DataOptions
 from train.data.testbed import ensure_testbed
 from train.heads.folder import find_heads
-from train.heads.trainer import GuardGradients, require_unchanged
+from train.heads.trainer import require_unchanged
+from train.runtime.callbacks import GuardGradients
 from train.runtime.checkpoints import STATE_NAME as TRAINER_STATE_NAME
 from train.runtime.checkpoints import last_whole, remove_unfinished
 from train.runtime.config import entry, exit_interrupted

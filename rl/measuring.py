@@ -30,7 +30,7 @@ from rl.policy import acceptance
 from rl.rollout import FixedWeight, Rollout, Weigher, require_verified, sample_rollouts
 from rl.sharing import gather_rollouts, piece
 from train.data.prompts import render_asked
-from train.heads.trainer import NoStepTooMany
+from train.runtime.callbacks import NoStepTooMany
 from train.runtime.ranks import gather_pieces
 
 # Streams of random numbers that no rollout of training uses.

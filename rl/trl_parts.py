@@ -21,7 +21,7 @@ from eval.rewards.loading import ARGUMENTS, check_rewards
 from models.ensemble import EnsembleHead
 from models.target.model import Target
 from train.data.reward_rows import fresh
-from train.heads.trainer import StopOnInterrupt
+from train.runtime.callbacks import StopOnInterrupt
 
 
 class HeadPolicyConfig(PretrainedConfig):

@@ -29,15 +29,8 @@ from train.distill.measure import HeldOut, Measured
 from train.distill.student import Student, start_draft
 from train.distill.trainer import DistillTrainer
 from train.heads.hidden_cache import CacheOptions, split_rows
-from train.heads.trainer import (
-    GuardGradients,
-    NonFinite,
-    StopOnInterrupt,
-    TrainerOptions,
-    early_stopping,
-    require_unchanged,
-    training_arguments,
-)
+from train.heads.trainer import TrainerOptions, early_stopping, require_unchanged, training_arguments
+from train.runtime.callbacks import GuardGradients, NonFinite, StopOnInterrupt
 from train.runtime.checkpoints import last_whole
 from train.runtime.config import entry, exit_interrupted
 from train.runtime.jsonl_logger import check_logger, log_callbacks

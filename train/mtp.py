@@ -22,16 +22,8 @@ from train.data.prompts import DataOptions
 from train.data.texts import load_texts
 from train.heads.hidden_cache import CacheOptions, split_rows
 from train.heads.losses import LossOptions
-from train.heads.trainer import (
-    GuardGradients,
-    HeadTrainer,
-    NonFinite,
-    StopOnInterrupt,
-    TrainerOptions,
-    early_stopping,
-    require_unchanged,
-    training_arguments,
-)
+from train.heads.trainer import HeadTrainer, TrainerOptions, early_stopping, require_unchanged, training_arguments
+from train.runtime.callbacks import GuardGradients, NonFinite, StopOnInterrupt
 from train.runtime.checkpoints import last_whole, remove_unfinished
 from train.runtime.config import entry, exit_interrupted
 from train.runtime.deepspeed_options import check_deepspeed, compile_nothing

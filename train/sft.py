@@ -24,7 +24,7 @@ from models.target.quantization import NONE
 from train.data.examples import examples_digest, require_known_tokens, trim
 from train.data.prompts import DataOptions, Example, load_prompts, render_example
 from train.distill.lora import LoraOptions, add_lora
-from train.heads.trainer import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
+from train.runtime.callbacks import GuardGradients, NonFinite, NoStepTooMany, StopOnInterrupt
 from train.runtime.checkpoints import last_whole
 from train.runtime.config import entry, exit_interrupted
 from train.runtime.jsonl_logger import check_logger, log_callbacks, report_to

@@ -318,7 +318,9 @@ def test_bad_draft_token_counts(value: Any) -> None:
         draft_token_counts(value)
 
 
-@pytest.mark.parametrize(("words", "message"), [([], "+model="), (["+model=tiny", "drafter=heads"], "holds no finished draft heads")])
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "+model="), (["+model=tiny", "drafter=heads"], "holds no finished draft heads")]
+)
 def test_command_ends_with_one_line(words: list[str], message: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "eval.bench", *words],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.heads.trainer import GuardGradients
+from train.runtime.callbacks import GuardGradients
 
 
 def interrupt_at(

@@ -32,8 +32,9 @@ from train.heads import trainer as trainer_module
 from train.heads.acceptance import NUM_RANKS
 from train.heads.hidden_cache import CacheOptions
 from train.heads.losses import HeadLoss, LossOptions, supervised_loss
-from train.heads.trainer import GuardGradients, HeadTrainer, TrainerOptions
+from train.heads.trainer import HeadTrainer, TrainerOptions
 from train.mtp import MTPConfig, PathOptions, train_heads
+from train.runtime.callbacks import GuardGradients
 from train.runtime.config import INTERRUPTED
 from train.runtime.resume import MarkWhole
 from train.runtime.shards import MANIFEST

@@ -16,7 +16,8 @@ from train.distill.losses import DistillOptions, answer_places, distill_loss
 from train.distill.measure import HeldOut
 from train.distill.samples import answer_anew
 from train.distill.student import Student
-from train.heads.trainer import AnswerTrainer, NonFinite
+from train.heads.trainer import AnswerTrainer
+from train.runtime.callbacks import NonFinite
 
 
 class DistillTrainer(AnswerTrainer):

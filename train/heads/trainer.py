@@ -1,22 +1,20 @@
-"""Training draft heads on transformers' Trainer: the loss, the held-out acceptance, the stop at Ctrl-C, the guards.
+"""Training draft heads on transformers' Trainer: the loss, the held-out acceptance.
 
 Only the head is the Trainer's model: the target is never in its optimizer, its checkpoints or its device moves.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from models.heads import DraftHead
 from models.sampling import SamplingParams
@@ -26,10 +24,10 @@ from train.heads.acceptance import Simulated, accept_probabilities, accuracy_by_
 from train.heads.hidden_cache import answer_positions, log_normalisers
 from train.heads.losses import HeadLoss, LossOptions, supervised_loss
 from train.heads.zero import HeadWithLoss, give_dimensions, take_dimensions
-from train.runtime.checkpoints import WholeCheckpoints
+from train.runtime.callbacks import NonFinite, NoStepTooMany, StopWhenFlat
 from train.runtime.deepspeed_options import SHARDS_WEIGHTS, complete, zero_stage
 from train.runtime.jsonl_logger import report_to
-from train.runtime.ranks import any_rank, gather_pieces, is_main, is_mine, num_ranks, sum_over_ranks
+from train.runtime.ranks import gather_pieces, is_main, is_mine, num_ranks, sum_over_ranks
 
 BEST_METRIC = "eval_block_length"
 
@@ -74,22 +72,6 @@ class TrainerOptions:
 
 
 Measured = TypeVar("Measured")
-
-
-class NonFinite(ValueError):
-    """The loss or a gradient is not a finite number; the head's weights are those of the last good step."""
-
-
-class NoStepTooMany(WholeCheckpoints):
-    """Comes first among a trainer's bases: transformers takes a step when it resumes where training had ended."""
-
-    control: TrainerControl
-
-    def _run_epoch(self, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(**kwargs)
 
 
 class AnswerTrainer(NoStepTooMany):
@@ -243,78 +225,6 @@ class HeadTrainer(AnswerTrainer):
         return [one for of_example in gather_pieces(measured) for one in of_example]
 
 
-class GuardGradients(TrainerCallback):
-    """Stops before an optimizer step that would write a non-finite gradient into the weights."""
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any
-    ) -> None:
-        bad = [n for n, p in kw["model"].named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
-        if bad:
-            raise NonFinite(f"the gradient of {bad[0]} is not finite at step {state.global_step}")
-
-
-class StopOnInterrupt(TrainerCallback):
-    """First Ctrl-C (or SIGTERM): finish the step, save, stop. Second: stop at once.
-
-    What reaches one of several processes stops all of them after the same step. A launcher that was stopped by Ctrl-C,
-    as its processes were, sends them a SIGTERM, which is no second one.
-    """
-
-    def __init__(self) -> None:
-        self.interrupted = False
-        self._seen: set[int] = set()
-        self._before: dict[int, Any] = {}
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self.restore()
-
-    def restore(self) -> None:
-        """Give the signals back to whom they belonged."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number in self._seen:
-            self.restore()
-            raise KeyboardInterrupt
-        self._seen.add(number)
-        self.interrupted = True
-        print("\nstopping after this step; once more to stop at once", flush=True)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.interrupted = any_rank(self.interrupted)
-        if self.interrupted:
-            control.should_save = True
-            control.should_training_stop = True
-
-
-class StopWhenFlat(TrainerCallback):
-    """Stops after `patience` evaluations in a row without a longer held-out block.
-
-    Counts in the log, which checkpoints carry, and not in itself: transformers' own callback counts from zero again
-    after a resume.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.on_evaluate(args, state, control)
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        lengths = [line[BEST_METRIC] for line in state.log_history if BEST_METRIC in line]
-        if lengths and len(lengths) - 1 - lengths.index(max(lengths)) >= self.patience:
-            control.should_training_stop = True
-
-
 def training_arguments(
     options: TrainerOptions, folder: Path, device: str, logger: str, deepspeed: Mapping[str, Any] | None = None
 ) -> TrainingArguments:
@@ -368,7 +278,7 @@ def training_arguments(
 
 def early_stopping(options: TrainerOptions) -> list[TrainerCallback]:
     """The early-stop callback, if patience asks for it."""
-    return [StopWhenFlat(options.patience)] if options.patience else []
+    return [StopWhenFlat(options.patience, BEST_METRIC)] if options.patience else []
 
 
 def require_unchanged(target: Target, fingerprint: str) -> None:

@@ -259,14 +259,19 @@ def check_choice(code: ModuleType) -> None:
     drafter._first_rates[0].observe(8, [0] * 1000)  # a short one never
     drafter._second_rates[0].observe(5, [1] * 1000)  # the head's first token is, the second is not
     drafter._second_rates[1].observe(5, [0] * 1000)
-    assert drafter._plan(8, 5, 8, times) == Plan(8, 0, 5)
-    assert drafter._plan(8, 0, 8, times) == Plan(0, 1, 0)
-    assert drafter._plan(3, 5, 8, times) == Plan(3, 0, 5)
+
+    def plan(num_given: int, match: int, num_draft_tokens: int) -> Plan:
+        (found,) = drafter._plan([num_given], [match], num_draft_tokens, times)
+        return found
+
+    assert plan(8, 5, 8) == Plan(8, 0, 5)
+    assert plan(8, 0, 8) == Plan(0, 1, 0)
+    assert plan(3, 5, 8) == Plan(3, 0, 5)
     drafter._second_rates[1].observe(5, [5] * 5000)
-    assert drafter._plan(3, 5, 8, times) == Plan(3, 5, 5)
-    assert drafter._plan(3, 5, 4, times) == Plan(3, 0, 5)  # a step behind three given ones costs four
+    assert plan(3, 5, 8) == Plan(3, 5, 5)
+    assert plan(3, 5, 4) == Plan(3, 0, 5)  # a step behind three given ones costs four
     drafter._second_rates[0].observe(5, [0] * 5000)
-    assert drafter._plan(0, 0, 8, times) == Plan(0, 0, 0)
+    assert plan(0, 0, 8) == Plan(0, 0, 0)
 
 
 def test_choice() -> None:
@@ -280,16 +285,16 @@ def check_learning(code: ModuleType) -> None:
     state = drafter.start([[1, 2]] * 3)
     state.plans = [Plan(3, 2, 1), Plan(0, 2, 2), None]
     drafter._learn(state, [5, 1, 4])
-    assert drafter._first_rates[1].kept[:4] == [1.0, 1.0, 1.0, 0.0]
-    assert drafter._second_rates[1].tried[:2] == [1.0, 1.0]
-    assert drafter._second_rates[1].kept[:2] == [1.0, 0.0]
-    assert drafter._second_rates[0].tried[:2] == [1.0, 0.0]
-    assert drafter._second_rates[0].kept[:2] == [0.0, 0.0]
+    assert drafter._first_rates[1].kept[:4].tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert drafter._second_rates[1].tried[:2].tolist() == [1.0, 1.0]
+    assert drafter._second_rates[1].kept[:2].tolist() == [1.0, 0.0]
+    assert drafter._second_rates[0].tried[:2].tolist() == [1.0, 0.0]
+    assert drafter._second_rates[0].kept[:2].tolist() == [0.0, 0.0]
     assert sum(drafter._first_rates[2].tried) == 0
     assert state.plans == [None] * 3
     state.plans = [Plan(3, 2, 1), None, None]
     drafter._learn(state, [3, 1, 1])
-    assert drafter._first_rates[1].kept[:3] == pytest.approx([1.99, 1.99, 0.99], abs=0.02)
+    assert drafter._first_rates[1].kept[:3].tolist() == pytest.approx([1.99, 1.99, 0.99], abs=0.02)
     assert drafter._second_rates[1].tried[0] == pytest.approx(1.0, abs=0.01)
 
 
@@ -311,12 +316,12 @@ FAULTS = [
     ("state", "hybrid", "self.second.absorb(state.second,", "(lambda *unused: None)(state.second,"),
     ("q", "hybrid", "given.probs_BKV)\n        started =", "torch.full((1,), 0.1))\n        started ="),
     ("q of the first", "hybrid", "for count in counts], given.probs_BKV)", "for count in counts], None)"),
-    ("choice", "hybrid", "totals[m] + reached[m] * more", "totals[m] + more"),
-    ("choice", "hybrid", "times.target.seconds(m + n)", "times.target.seconds(0)"),
-    ("choice", "hybrid", "(behind if m else alone)", "(alone if m else behind)"),
-    ("choice", "hybrid", "min(longest, most) - m + 1", "min(longest, most) + 1"),
-    ("learning", "hybrid", "accepted = count - 1", "accepted = count"),
-    ("learning", "hybrid", "[accepted - plan.num_first]", "[accepted]"),
+    ("choice", "hybrid", "reached_M[:, None] * more_MN", "more_MN"),
+    ("choice", "hybrid", "times.target.all_seconds(m_M1 + n_1N)", "times.target.all_seconds(0 * (m_M1 + n_1N))"),
+    ("choice", "hybrid", "m_M1 > 0, behind_N, alone_N", "m_M1 > 0, alone_N, behind_N"),
+    ("choice", "hybrid", "(m_M1 + n_1N > longest)", "(n_1N > longest)"),
+    ("learning", "hybrid", "(plan, count - 1) for plan", "(plan, count) for plan"),
+    ("learning", "hybrid", "(plan.num_second, kept - plan.num_first)", "(plan.num_second, kept)"),
     ("learning", "hybrid", "state.plans = [None] * len(counts)", "pass"),
     (
         "q",

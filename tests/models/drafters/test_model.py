@@ -451,7 +451,7 @@ def test_loading(tmp_path: Path) -> None:
         load_model_drafter(TargetOptions(name="some/target", draft="./nowhere"), target)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=f"model '{tmp_path}' could not be loaded: .*incomplete") as error:
+    with pytest.raises(ValueError, match=f"{weights} is damaged or cut short") as error:
         load_model_drafter(TargetOptions(name="some/target", draft=str(tmp_path)), target)
     assert "\n" not in str(error.value)
     weights.unlink()

@@ -24,15 +24,8 @@ from train.data.examples import OnlineRows
 from train.data.prompts import Example
 from train.heads.losses import LossOptions, head_loss
 from train.heads.targets import draft_bases, line_up
-from train.heads.trainer import (
-    BEST_METRIC,
-    HeadTrainer,
-    StopOnInterrupt,
-    StopWhenFlat,
-    TrainerOptions,
-    early_stopping,
-    training_arguments,
-)
+from train.heads.trainer import BEST_METRIC, HeadTrainer, TrainerOptions, early_stopping, training_arguments
+from train.runtime.callbacks import StopOnInterrupt, StopWhenFlat
 
 K = 3
 # Float32 gradients summed in another order, after a few plain steps.

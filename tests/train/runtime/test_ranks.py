@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from train import draft
-from train.heads.trainer import StopOnInterrupt
 from train.runtime import ranks
+from train.runtime.callbacks import StopOnInterrupt
 from train.runtime.config import WRITES_NOTHING, words_of_rank
 
 
