@@ -149,7 +149,9 @@ def test_everything_is_made(tmp_path: Path, uninterrupted: DiversedConfig, capsy
     train, selection = load_datasets(config.data, config.heldout_prompts)
     assert selection is not None
     for split, datasets in (("selection", [train]), ("test", [train, selection])):
-        seen = {fingerprint(content_of(prompt)) for dataset in datasets for prompt in dataset["prompt"]}
+        seen = {
+            fingerprint(content_of(prompt)) for dataset in datasets for row in dataset for prompt in [row["prompt"]]
+        }
         assert seen_in(written["provenance"], split) == seen
     log = read_log(config)
     objectives = {line["step"]: line["eval_objective"] for line in log if "eval_objective" in line}

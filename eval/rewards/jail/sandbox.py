@@ -3,9 +3,11 @@
 Starts one supervisor (`jail.supervisor`) an answer and reads its verdict. What shuts the code in is described there.
 """
 
+import contextlib
 import functools
 import json
 import os
+import py_compile
 import selectors
 import subprocess
 import sys
@@ -98,6 +100,7 @@ class Sandbox:
         self.limits = limits or Limits()
         self.workers = workers
         self.protection = find_protection(unsafe)
+        compile_jail()
 
     def run(self, program: Program) -> Outcome:
         """One program, in a process of its own. RuntimeError when the sandbox itself does not work."""
@@ -119,6 +122,14 @@ class Sandbox:
             f"{limits.file_mb} MB a file, {limits.disk_mb} MB of files; open: "
             f"{still_open or 'nothing known'}{passed_over}"
         )
+
+
+@functools.cache
+def compile_jail() -> None:
+    """Keep the jail's modules compiled beside their sources: supervisors write nothing there, and start for each answer."""
+    for path in Path(__file__).parent.glob("*.py"):
+        with contextlib.suppress(OSError):  # a read-only installation: as before, only slower
+            py_compile.compile(str(path))
 
 
 def describe_protections(unsafe: bool = False) -> str:
