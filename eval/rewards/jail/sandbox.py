@@ -126,7 +126,7 @@ class Sandbox:
 
 @functools.cache
 def compile_jail() -> None:
-    """Keep the jail's modules compiled beside their sources: supervisors write nothing there, and start for each answer."""
+    """Keep the jail's modules compiled beside their sources: supervisors write nothing there, one per answer."""
     for path in Path(__file__).parent.glob("*.py"):
         with contextlib.suppress(OSError):  # a read-only installation: as before, only slower
             py_compile.compile(str(path))
