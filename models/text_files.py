@@ -139,8 +139,12 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _decompressed(raw: BinaryIO, codec: str) -> BinaryIO:
     if codec == XZ:
         return cast(BinaryIO, io.BufferedReader(lzma.LZMAFile(raw)))
-    import pyarrow  # Python 3.11 knows no Zstandard
-
+    try:
+        import pyarrow  # Python 3.11 knows no Zstandard; the library alone does without
+    except ImportError as error:
+        raise ValueError(
+            f"{raw.name}: reading a {codec} file needs pyarrow (pip install pyarrow), or unpack it"
+        ) from error
     return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, codec)))
 
 

@@ -5,6 +5,7 @@ import codecs
 import gzip
 import io
 import lzma
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,3 +159,11 @@ def test_a_template_with_a_byte_order_mark(tmp_path: Path) -> None:
     """The mark is no part of what is rendered."""
     (tmp_path / "own.jinja").write_bytes(codecs.BOM_UTF8 + b"{{ messages }}")
     assert read_template(str(tmp_path / "own.jinja")) == "{{ messages }}"
+
+
+def test_without_pyarrow_a_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b"{}"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"reading a gzip file needs pyarrow"):
+        read_text(path)
